@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, find, given, settings
+from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
 from broker_core.broker import command_permissions as rules
@@ -354,7 +354,13 @@ def test_soak_some_subset_of_rights_finds_each_rule_switched_off(
 ) -> None:
     steps = case.steps.split()
     case.off(monkeypatch)
-    calm = settings(max_examples=200, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    calm = settings(
+        max_examples=2000,
+        phases=[Phase.generate],
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
     try:
         find(SUBSETS, lambda grant: difference(site, steps, grant) != [], settings=calm, random=Random(seed))
     finally:
