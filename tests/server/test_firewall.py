@@ -1,11 +1,10 @@
-"""The rules of nft in ``docs/serve_limits.md``, loaded by the kernel in a network namespace of their own.
+"""The rules of nft in ``examples/production``, loaded by the kernel in a network namespace of their own.
 
 Not here: what the broker itself limits (``flight/test_connection_limit.py``).
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "serve_limits.md"
+RULES = Path(__file__).parents[2] / "examples" / "production" / "connections.nft"
 # In the namespace: its loopback is brought up, and one peer connects until it is refused, then another one.
 ASKED = """
 import fcntl, socket, struct, subprocess, sys
@@ -55,11 +54,10 @@ def in_namespace() -> list[str]:
     pytest.skip("this user may make no network namespace, or the kernel has no nf_tables")
 
 
-def test_the_rules_of_the_page_refuse_a_peer_its_51st_connection_and_no_other(
+def test_the_rules_refuse_a_peer_its_51st_connection_and_no_other(
     in_namespace: list[str],
 ) -> None:
-    (rules,) = re.findall(r"^```\n(table inet txmq .*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    command = [*in_namespace, sys.executable, "-c", ASKED, rules]
+    command = [*in_namespace, sys.executable, "-c", ASKED, RULES.read_text()]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines() == ["127.0.0.1 50", "127.0.0.2 comes in", "::1 50"]
