@@ -122,7 +122,7 @@ def test_the_pages_for_users_grow_no_more() -> None:
     groups = (ROOT / "mkdocs.yml").read_text().split("  - Contributing:\n", 1)
     for_contributors = set(re.findall(r"- (\w+\.md)", groups[1])) | _GENERATED | {"api.md"}
     sizes = {path.name: path.stat().st_size for path in (ROOT / "docs").glob("*.md")}
-    assert sum(size for name, size in sizes.items() if name not in for_contributors) <= 202_000
+    assert sum(size for name, size in sizes.items() if name not in for_contributors) <= 204_000
 
 
 def test_no_page_names_a_test() -> None:
