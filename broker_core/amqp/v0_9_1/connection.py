@@ -218,7 +218,7 @@ class AmqpConnection:
         life = self._life
         if life.ignores(event):
             return None
-        blamed = event.method if isinstance(event, Command) else None
+        came = event
         if self._look is not None and not isinstance(event, Violation):
             looked = self._look(event)
             if looked is None or self.stopped or life.ignores(looked):  # it may have closed the connection
@@ -241,10 +241,7 @@ class AmqpConnection:
                 case _:
                     assert_never(event)
         except ConnectionException as error:
-            number = event.channel if isinstance(event, Command | ContentTooLarge) else 0
-            ids = (blamed.CLASS_ID, blamed.METHOD_ID) if blamed is not None else (0, 0)
-            if isinstance(event, ContentTooLarge):
-                ids = _PUBLISH
+            number, ids = _blamed(came)
             return Failed(number, error.with_traceback(None), ids)  # its frames have the event: a cycle
         return None
 
@@ -367,3 +364,10 @@ class AmqpConnection:
             timers.said_at = now
             self.out.write(HEARTBEAT)
         return None
+
+
+def _blamed(event: Event) -> tuple[int, tuple[int, int]]:
+    """The channel, and the ids of class and method, that an error of it names; 0 for neither."""
+    if isinstance(event, Command):
+        return event.channel, (event.method.CLASS_ID, event.method.METHOD_ID)
+    return (event.channel, _PUBLISH) if isinstance(event, ContentTooLarge) else (0, (0, 0))
