@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from functools import partial
@@ -22,7 +22,6 @@ from pyspark.sql import types as T
 
 from broker_core.core.errors import OptionError
 from connector.arrow_type import arrow_type
-from connector.sql import has
 from connector.typed.decode_udf import (
     HEADER_BYTES,
     DecodedBody,
@@ -72,8 +71,7 @@ def library() -> Any:
         import fastavro.validation
     except ImportError:
         raise OptionError(
-            "format 'avro' needs the package fastavro",
-            "pip install '.[avro]' in a checkout",
+            "format 'avro' needs the package fastavro", "pip install '.[avro]' in a checkout"
         ) from None
     for kind in ("bytes", "fixed"):
         fastavro.read.LOGICAL_READERS[f"{kind}-{_DECIMAL}"] = _read_decimal
@@ -275,15 +273,12 @@ class _Decoder:
     def __init__(self, writers: Mapping[int, Texts], reader: Texts) -> None:
         self._read = library().schemaless_reader
         wanted = AvroSchema.of(reader)
-        self._reader = wanted.parsed
         # without a reader's schema if it is the writer's, which is quicker
         self._writers = {
-            number: (AvroSchema.of(texts).parsed, None if texts == reader else self._reader)
+            number: (AvroSchema.of(texts).parsed, None if texts == reader else wanted.parsed)
             for number, texts in writers.items()
         }
-        columns = wanted.columns()
-        self._type = arrow_type(columns)
-        self._shaped = _shaping(columns)
+        self._type = arrow_type(wanted.columns())
 
     def __call__(self, bodies: pa.Array) -> pa.Array:
         return decode_each(bodies, self._one, self._type)
@@ -295,7 +290,7 @@ class _Decoder:
         bytes_ = io.BytesIO(body)
         bytes_.seek(HEADER_BYTES)
         try:
-            value = self._shaped(self._read(bytes_, *schemas))
+            value = self._read(bytes_, *schemas)
         except Exception as error:  # of any class, for any damage
             return None, f"the body is not Avro of the schema ({fault_text(error)})"
         if bytes_.tell() != len(body):
@@ -304,23 +299,6 @@ class _Decoder:
 
 
 decoder = once_in_task(_Decoder)
-
-
-def _shaping(kind: T.DataType) -> Callable[[Any], Any]:
-    """A function from a value of fastavro to one that Arrow takes."""
-    if isinstance(kind, T.StructType):
-        fields = [
-            (each.name, _shaping(each.dataType)) for each in kind.fields if has(each.dataType, T.MapType)
-        ]
-        if fields:
-            return lambda value: value and {**value, **{name: shaped(value[name]) for name, shaped in fields}}
-    if isinstance(kind, T.ArrayType) and has(kind, T.MapType):
-        shaped_item = _shaping(kind.elementType)
-        return lambda value: value and [shaped_item(each) for each in value]
-    if isinstance(kind, T.MapType):
-        shaped_value = _shaping(kind.valueType)
-        return lambda value: None if value is None else [(key, shaped_value(of)) for key, of in value.items()]
-    return lambda value: value
 
 
 def _encoder(header: bytes, text: str) -> OverArrays:

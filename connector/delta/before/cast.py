@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from connector.sql import literal, nullable, quoted, type_in_sql
+from connector.sql import arrays, inner_types, literal, nullable, quoted, type_in_sql
 
 
 def same(given: DataType, wanted: DataType) -> bool:
@@ -29,16 +29,16 @@ def value(sql: str, given: DataType, wanted: DataType, cast: str = "try_cast", d
         fields: list[str] = []
         for field in wanted:
             have = names.get(field.name.lower())
-            within = (
+            inner = (
                 value(f"{sql}.{quoted(have.name)}", have.dataType, field.dataType, cast, depth)
                 if have is not None
                 else f"CAST(NULL AS {type_in_sql(field.dataType)})"
             )
-            fields += [literal(field.name), within]
+            fields += [literal(field.name), inner]
         return f"CASE WHEN {sql} IS NOT NULL THEN named_struct({', '.join(fields)}) END"
     if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
-        within = value(item, given.elementType, wanted.elementType, cast, depth + 1)
-        return f"transform({sql}, {item} -> {within})"
+        element = value(item, given.elementType, wanted.elementType, cast, depth + 1)
+        return f"transform({sql}, {item} -> {element})"
     if isinstance(given, MapType) and isinstance(wanted, MapType):
         key = value(item, given.keyType, wanted.keyType, cast, depth + 1)
         held = value(item, given.valueType, wanted.valueType, cast, depth + 1)
@@ -60,19 +60,13 @@ def castable(sql: str, given: DataType, wanted: DataType, depth: int = 0) -> str
             if field.name.lower() in kinds
         ]
         return " AND ".join(f"({each})" for each in found if each)
-    parts: list[tuple[str, DataType, DataType]] = []
-    if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
-        parts = [(sql, given.elementType, wanted.elementType)]
-    elif isinstance(given, MapType) and isinstance(wanted, MapType):
-        parts = [
-            (f"map_keys({sql})", given.keyType, wanted.keyType),
-            (f"map_values({sql})", given.valueType, wanted.valueType),
-        ]
-    else:
+    parts = arrays(sql, given)
+    if not parts or type(given) is not type(wanted):
         return f"{sql} IS NULL OR try_cast({sql} AS {type_in_sql(wanted)}) IS NOT NULL"
-    asked = [(array, castable(item, have, want, depth + 1)) for array, have, want in parts]
     return " AND ".join(
-        f"({sql} IS NULL OR forall({array}, {item} -> {within}))" for array, within in asked if within
+        f"({sql} IS NULL OR forall({array}, {item} -> {condition}))"
+        for (array, have, _), want in zip(parts, inner_types(wanted), strict=True)
+        if (condition := castable(item, have, want, depth + 1))
     )
 
 

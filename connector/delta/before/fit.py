@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import types as T
 
 from broker_core.core.errors import OptionError
-from connector.sql import has, literal, quoted, type_in_sql
+from connector.sql import arrays, has, inner_types, literal, quoted, type_in_sql
 
 _LIMITS: dict[type[T.DataType], int] = {T.ByteType: 7, T.ShortType: 15, T.IntegerType: 31, T.LongType: 63}
 _CHAR = "__CHAR_VARCHAR_TYPE_STRING"
@@ -213,12 +213,9 @@ def _same(given: T.DataType, held: T.DataType, *, merges: bool) -> bool:
             else _same(column.dataType, kind, merges=merges)
             for column in given
         )
-    if isinstance(given, T.ArrayType) and isinstance(held, T.ArrayType):
-        return _same(given.elementType, held.elementType, merges=merges)
-    if isinstance(given, T.MapType) and isinstance(held, T.MapType):
-        return _same(given.keyType, held.keyType, merges=merges) and _same(
-            given.valueType, held.valueType, merges=merges
-        )
+    if isinstance(given, (T.ArrayType, T.MapType)) and type(given) is type(held):
+        pairs = zip(inner_types(given), inner_types(held), strict=True)
+        return all(_same(*pair, merges=merges) for pair in pairs)
     return given == held
 
 
@@ -264,20 +261,11 @@ def not_null_within(value: str, kind: T.DataType, depth: int) -> Iterator[str]:
                 yield f"{inner} IS NOT NULL"
             yield from not_null_within(inner, column.dataType, depth)
         return
-    parts: list[tuple[str, T.DataType, bool]] = []
-    if isinstance(kind, T.ArrayType):
-        parts = [(value, kind.elementType, kind.containsNull)]
-    if isinstance(kind, T.MapType):
-        parts = [
-            (f"map_keys({value})", kind.keyType, True),
-            (f"map_values({value})", kind.valueType, kind.valueContainsNull),
-        ]
-    for array, element, nullable in parts:
-        item = f"item{depth}"
-        within = list(not_null_within(item, element, depth + 1))
+    item = f"item{depth}"
+    for array, element, nullable in arrays(value, kind):
         if not nullable:
             yield f"{value} IS NULL OR forall({array}, {item} -> {item} IS NOT NULL)"
-        for sql in within:
+        for sql in not_null_within(item, element, depth + 1):
             yield f"{value} IS NULL OR forall({array}, {item} -> {item} IS NULL OR ({sql}))"
 
 
@@ -315,8 +303,6 @@ def _structs(kind: T.DataType, path: str) -> Iterator[tuple[str, list[T.StructFi
         yield path, kind.fields
         for column in kind:
             yield from _structs(column.dataType, f"{path}{column.name}.")
-    elif isinstance(kind, T.ArrayType):
-        yield from _structs(kind.elementType, path)
-    elif isinstance(kind, T.MapType):
-        yield from _structs(kind.keyType, path)
-        yield from _structs(kind.valueType, path)
+        return
+    for element in inner_types(kind):
+        yield from _structs(element, path)
