@@ -89,8 +89,7 @@ def over_columns(function: Callable[..., pa.Array], kind: DataType) -> Any:
 
 def fault_text(error: BaseException) -> str:
     """An error of a library, in one line."""
-    text = one_line(error)
-    return encodable(f"{type(error).__name__}: {text}"[:_LONGEST_FAULT])
+    return encodable(f"{type(error).__name__}: {one_line(error)}"[:_LONGEST_FAULT])
 
 
 def encodable(text: str) -> str:

@@ -11,11 +11,9 @@ Invariant: a body without such a number is parsed as it is, and only once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StringType, StructField, StructType
 
 # an exponent of four digits; Java's BigDecimal takes the digits of all alphabets
 _EXPONENT = r"[\p{Nd}.][eE][+-]?\p{Nd}{4,}"
@@ -33,17 +31,6 @@ _LIKELY, _LONG, _LONG_QUOTED = (
     300,
     r"""["'][^"'g-tv-zG-Z ]{300}""",
 )
-
-
-def decimals_alone(kind: DataType) -> Any:
-    """The type, or the schema, that reads everything else as text."""
-    if isinstance(kind, StructType):
-        return StructType([StructField(each.name, decimals_alone(each.dataType)) for each in kind.fields])
-    if isinstance(kind, ArrayType):
-        return ArrayType(decimals_alone(kind.elementType))
-    if isinstance(kind, MapType):
-        return MapType(kind.keyType, decimals_alone(kind.valueType))
-    return kind if isinstance(kind, DecimalType) else StringType()
 
 
 def harmless(text: Column, is_broken: Callable[[Column], Column], *, grouped: bool = False) -> Column:

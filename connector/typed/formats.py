@@ -12,27 +12,28 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DecimalType, IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import DataType, DecimalType, IntegerType, StringType, StructField, StructType
 
 from broker_core.core.errors import OptionError
 from connector.errors import error_summary, first_line, unlogged
-from connector.sql import has, nullable
-from connector.typed.exponents import decimals_alone, harmless
+from connector.sql import has, mapped, nullable
+from connector.typed.exponents import harmless
 from connector.typed.violations import violations
 
 Fault = tuple[Column, Column | str]  # a condition, and the reason where it is true
+Parse = Callable[[Column, StructType, dict[str, str]], Column]  # of a text, with options
 
 _PROBE = "2020-1-1"  # as a date, or in place of another type, what parsers disagree on
 _MARK = "txmq_" + secrets.token_hex(8).replace("e", "x")  # no message has it, nor a number (``exponents.py``)
 _CORRUPT = f"{_MARK}_corrupt"
-_INFINITY = "allowNonNumericNumbers"
+_INFINITY = "allownonnumericnumbers"
 _NO_OBJECT, _MISFIT = "the body is not one JSON object", "the body does not fit the schema"
 _UTF_16, _UTF_32 = (f"the body is {name}, not UTF-8" for name in ("UTF-16", "UTF-32"))
 NO_UTF_8 = "the body is not UTF-8"
@@ -53,10 +54,7 @@ _ENCODINGS = (
 # expressions recurse, and a body of another program must not overflow the stack of the task.
 _CAUSES = (
     *_ENCODINGS,
-    (
-        r"(?:^|[:,\[\s])[-+]?(?:NaN|Inf(?:inity)?|INF)\b",
-        "the body has NaN or infinity: JSON has neither",
-    ),
+    (r"(?:^|[:,\[\s])[-+]?(?:NaN|Inf(?:inity)?|INF)\b", "the body has NaN or infinity: JSON has neither"),
     (r"/\*|//", "the body has a comment, which JSON does not have"),
     (r"^\s*[^\s{]", "the body does not begin with {, as a JSON object does"),
     (r"\}\s*[^\s,}\]]", "something follows the JSON object in the body"),
@@ -65,7 +63,6 @@ _LOOKED_AT = 1_000  # characters
 _TEXT = r"""(?s)"(?:[^"\\]|\\.)*\\?"?|'(?:[^'\\]|\\.)*\\?'?"""  # the last one may be cut off
 # from_csv raises beyond the limits of its parser, even if it is to go on: these are txmq's, and never reached
 _MAX_COLUMNS = 1_000_000
-_LIMITS = ("maxcolumns", "maxcharspercolumn")
 _ESCAPED = {"t": "\t", "r": "\r", "b": "\b", "f": "\f", '"': '"', "'": "'", "\\": "\\"}
 _sound_options: set[tuple[object, ...]] = set()
 
@@ -120,23 +117,49 @@ def schema_of(given: StructType | str) -> StructType:
     return schema
 
 
-def _checked(options: Mapping[str, str], what: str) -> dict[str, str]:
-    for name in options:
-        if name.lower() in ("mode", "columnnameofcorruptrecord"):
-            raise OptionError(
-                f"option {name!r} of {what} is txmq's own: it finds the broken messages",
-                "leave it out; the argument mode says what happens to them",
-            )
-    given = {name: str(value) for name, value in options.items()}
-    return {**given, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-
-
 @dataclass(frozen=True)
-class Json(Format):
-    """One JSON object. ``options``: of ``from_json``."""
+class TextFormat(Format):
+    """A format that Spark's own function parses, of text. ``options``: of that function."""
 
     schema: StructType
     options: Mapping[str, str] = field(default_factory=dict)
+
+    @abstractmethod
+    def probes(self) -> list[str]:
+        """Bodies that show whether Spark takes the options."""
+
+    @property
+    def function(self) -> str:
+        return f"from_{type(self).__name__.lower()}"
+
+    @property
+    def _given(self) -> dict[str, str]:
+        """The options by name in lower case: Spark compares them without case."""
+        return {name.lower(): str(value) for name, value in self.options.items()}
+
+    def _parsed(
+        self, text: Column, mark: DataType, parse: Parse, own: Mapping[str, str], *, grouped: bool = False
+    ) -> Column:
+        """What ``parse`` makes of a text: the columns, the mark, and the text if it is broken. ``own``:
+        options in place of the user's. Raises OptionError for one that nobody may give.
+        """
+        for name in self.options:
+            if name.lower() in ("mode", "columnnameofcorruptrecord"):
+                raise OptionError(
+                    f"option {name!r} of {self.function} is txmq's own: it finds the broken messages",
+                    "leave it out; the argument mode says what happens to them",
+                )
+        options = {**self._given, **own, "mode": "PERMISSIVE", "columnnameofcorruptrecord": _CORRUPT}
+        marks = [StructField(_MARK, mark), StructField(_CORRUPT, StringType())]
+        if has(self.schema, DecimalType):
+            decimals = mapped(self.schema, lambda it: it if isinstance(it, DecimalType) else StringType())
+            kind = StructType([*decimals.fields, *marks])
+            text = harmless(text, lambda it: parse(it, kind, options)[_CORRUPT].isNotNull(), grouped=grouped)
+        return parse(text, StructType([*self.schema.fields, *marks]), options)
+
+
+class Json(TextFormat):
+    """One JSON object, by ``from_json``."""
 
     def encoded(self, body: Column, text: Column) -> Column:
         """The object with a last member, the mark, in front of its closing brace. Only if the body is one
@@ -153,28 +176,13 @@ class Json(Format):
         )
 
     def parsed(self, encoded: Column) -> Column:
-        marks = [StructField(_MARK, IntegerType()), StructField(_CORRUPT, StringType())]
-        kind = StructType([*self.schema.fields, *marks])
-        options = _checked(self.options, "from_json")
-        if not self._allows_infinity:
-            options = {name: value for name, value in options.items() if name.lower() != _INFINITY.lower()}
-            options[_INFINITY] = "false"
-
-        def is_broken(text: Column) -> Column:
-            decimals = StructType([*decimals_alone(self.schema).fields, *marks])
-            return F.from_json(text, decimals, options).getField(_CORRUPT).isNotNull()
-
-        if has(self.schema, DecimalType):
-            encoded = harmless(encoded, is_broken)
-        return F.from_json(encoded, kind, options)
+        own = {_INFINITY: "true" if self._allows_infinity else "false"}
+        return self._parsed(encoded, IntegerType(), F.from_json, own)
 
     @property
     def _allows_infinity(self) -> bool:
         """JSON has no such number (RFC 8259), and Spark reads it by default."""
-        return any(
-            name.lower() == _INFINITY.lower() and str(value).lower() == "true"
-            for name, value in self.options.items()
-        )
+        return self._given.get(_INFINITY, "").lower() == "true"
 
     def probes(self) -> list[str]:
         return [json.dumps(dict.fromkeys(self.schema.names, _PROBE))]
@@ -234,12 +242,8 @@ def _not_of_type(field: StructField) -> str:
     return f"field {field.name!r} is not {field.dataType.simpleString()}"
 
 
-@dataclass(frozen=True)
-class Csv(Format):
-    """One row. ``options``: of ``from_csv``, which takes the end of a line for a character like others."""
-
-    schema: StructType
-    options: Mapping[str, str] = field(default_factory=dict)
+class Csv(TextFormat):
+    """One row, by ``from_csv``, which takes the end of a line for a character like others."""
 
     def encoded(self, body: Column, text: Column) -> Column:
         """``BODY,mark``: more columns, fewer, or an open quote, and the mark is not behind the last one. Null
@@ -253,24 +257,11 @@ class Csv(Format):
         return F.when(fits, F.concat(row, between, F.lit(_MARK)))
 
     def parsed(self, encoded: Column) -> Column:
-        marks = [StructField(name, StringType()) for name in (_MARK, _CORRUPT)]
-        kind = StructType([*nullable(self.schema).fields, *marks])
-        options = _checked(self.options, "from_csv")
-        options = {name: value for name, value in options.items() if name.lower() not in _LIMITS}
-        options |= {"maxColumns": str(_MAX_COLUMNS), "maxCharsPerColumn": "-1"}
+        def parse(text: Column, kind: StructType, options: dict[str, str]) -> Column:
+            return F.from_csv(text, nullable(kind).toDDL(), options)
 
-        def is_broken(text: Column) -> Column:
-            ddl = StructType([*decimals_alone(self.schema).fields, *marks]).toDDL()
-            return F.from_csv(text, ddl, options).getField(_CORRUPT).isNotNull()
-
-        if has(self.schema, DecimalType):
-            encoded = harmless(encoded, is_broken, grouped=self._separator != ",")
-        return F.from_csv(encoded, kind.toDDL(), options)
-
-    @property
-    def _given(self) -> dict[str, str]:
-        """The options by name, which Spark compares without case."""
-        return {name.lower(): str(value) for name, value in self.options.items()}
+        own = {"maxcolumns": str(_MAX_COLUMNS), "maxcharspercolumn": "-1"}
+        return self._parsed(encoded, StringType(), parse, own, grouped=self._separator != ",")
 
     @property
     def _separator(self) -> str:
@@ -300,8 +291,8 @@ class Csv(Format):
                 too_long = F.length(parsed.getField(each.name)) > most
                 yield too_long, f"column {each.name!r} has more than {most} characters"
         yield parsed.getField(_CORRUPT).isNotNull(), _cause(text, _ENCODINGS, _MISFIT)
-        names = {name.lower() for name in self.options}
-        yield from violations(parsed, self.schema, finite=names.isdisjoint(("positiveinf", "negativeinf")))
+        finite = self._given.keys().isdisjoint(("positiveinf", "negativeinf"))
+        yield from violations(parsed, self.schema, finite=finite)
 
     @property
     def _no_row(self) -> str:
@@ -311,7 +302,7 @@ class Csv(Format):
         return [self._no_row, _MISFIT, *(reason for _, reason in _ENCODINGS)]
 
 
-def with_sound_options(spark: SparkSession, given: Json | Csv) -> Format:
+def with_sound_options(spark: SparkSession, given: TextFormat) -> Format:
     """Returns ``given``. Raises OptionError for an option that Spark refuses, or with which it raises for a
     broken body: it says so only where a body is parsed, and stops the query.
     """
@@ -324,14 +315,14 @@ def with_sound_options(spark: SparkSession, given: Json | Csv) -> Format:
         found = [name for name, alone in each.items() if _refusal(spark, alone) is not None]
         shown = ", ".join(f"{name}={given.options[name]!r:.100}" for name in found or given.options)
         raise OptionError(
-            f"Spark refuses {shown} of from_{type(given).__name__.lower()}: {error_summary(error)[:300]}",
+            f"Spark refuses {shown} of {given.function}: {error_summary(error)[:300]}",
             "correct it, or leave it out",
         ) from None
     _sound_options.add(key)
     return given
 
 
-def _refusal(spark: SparkSession, given: Json | Csv) -> Exception | None:
+def _refusal(spark: SparkSession, given: TextFormat) -> Exception | None:
     """What Spark raises for bodies of text; on the driver, without a job."""
     try:
         with unlogged():
