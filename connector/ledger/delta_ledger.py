@@ -1,5 +1,7 @@
 """The Delta ledger: a copy of the engine's ledger in a Delta table.
 
+What others have damaged is noticed from the log of the table, and completed from the mirrored entries that
+the engine still has.
 Not here: the ledger itself (the engine). This table decides nothing.
 
 Invariant: the table has exactly the rows of the first entries of an app, in the order of their sequence.
@@ -19,18 +21,18 @@ from itertools import takewhile
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from broker_core.core import failpoint
 from broker_core.core.errors import CheckpointMismatch, TxmqError
 from broker_core.engine import Engine, LedgerEntry
 from connector.errors import first_line
-from connector.ledger.ledger_repair import Repair
 from connector.table_formats import table_format
 from connector.tables.change import Merge
 from connector.tables.checks import require_numbers
 from connector.tables.commit_id import STEP, CommitId, numbered_anew
 from connector.tables.table import Table, is_connect
-from connector.tables.table_format import TableFormat
+from connector.tables.table_format import TableFormat, TableMark
 
 log = logging.getLogger("txmq")
 
@@ -39,7 +41,7 @@ LEDGER_COLUMNS = (
     "end_offset bigint, messages bigint, published bigint, committed_at timestamp, sequence bigint, engine "
     "string, log_id string"
 )
-_NAMES = tuple(column.split()[0] for column in LEDGER_COLUMNS.split(", "))
+LEDGER_NAMES = tuple(column.split()[0] for column in LEDGER_COLUMNS.split(", "))
 _KEY = ("app_id", "query_id", "batch_id", "token", "log")
 # A Delta commit costs the same for one row and for a thousand: for more entries, one MERGE is cheaper.
 APPENDED_ONE_BY_ONE = 2
@@ -85,6 +87,35 @@ def held_tokens(
     return {str(row["token"]) for row in rows}
 
 
+def _held_rows(
+    tables: TableFormat, spark: SparkSession, table: Table, app_id: str, entries: Sequence[LedgerEntry]
+) -> tuple[set[tuple[str, str | None]], int]:
+    """(token, log) of the rows of these entries, and how many other batches of the app a table has."""
+    if not table.exists:
+        return set(), 0
+    rows = tables.read(spark, table).where(F.col("app_id") == app_id)
+    wanted = spark.createDataFrame([(entry.token,) for entry in entries], "token string")
+    found = rows.join(wanted, "token", "left_semi").select("token", "log").collect()
+    others = rows.join(wanted, "token", "left_anti").select("token").distinct().count()
+    return {(str(row["token"]), row["log"]) for row in found}, others
+
+
+def _loss(missing: Sequence[LedgerEntry], before: int, others: int) -> list[str]:
+    """What a table lacks, in sentences: of the ``before`` first batches it has ``others``."""
+    sentences = []
+    if missing:
+        first, last = missing[0].sequence, missing[-1].sequence
+        batches = f"{len(missing)} of the batches {first} to {last} are"
+        batches = batches if first < last else f"batch {first} is"
+        sentences.append(f"{batches} written again from the entries of the engine")
+    if others < before:
+        sentences.append(
+            f"of the batches 1 to {before}, which the engine does not keep any more, the table has "
+            f"{others}, and the others cannot be completed"
+        )
+    return sentences
+
+
 class DeltaLedger:
     """Copies the engine's ledger of one app to the Delta table.
 
@@ -101,7 +132,7 @@ class DeltaLedger:
         # the engine, and the id under which its batches are commits of the table: set in the first round
         self._writer = ("", "")
         self._log_ids: dict[str, str] = {}
-        self._repair = Repair(self._tables, table, engine, app_id, self._insert)
+        self._seen: TableMark | None = None  # the table as it was last complete
         self._writing = threading.Lock()
         self._changed = threading.Condition()
         self._asked = 1  # the first round writes what an earlier process did not write
@@ -144,7 +175,7 @@ class DeltaLedger:
         table = self._tables.resolve(spark, self._table)
         restored = require_numbers(self._tables, spark, table, txn_app_id, self._app_id, written)
         self._writer = identity, numbered_anew(txn_app_id, restored)
-        self._repair.start(spark)
+        self._sound(spark, starts=True)
         return entries
 
     def _frame(self, spark: SparkSession, entries: Sequence[LedgerEntry]) -> DataFrame:
@@ -155,7 +186,7 @@ class DeltaLedger:
         return spark.createDataFrame(rows, LEDGER_COLUMNS).coalesce(1)
 
     def _append(self, spark: SparkSession, entry: LedgerEntry) -> None:
-        table = self._repair.sound(spark)
+        table = self._sound(spark)
         rows = self._frame(spark, [entry])
         self._written(spark, [entry], lambda once: self._tables.append(rows, table, once))
 
@@ -165,7 +196,7 @@ class DeltaLedger:
         By key, because another writer may have appended some of them. Under the same txnAppId, because Delta
         allows a blind append concurrent with a MERGE, but not two commits of one app.
         """
-        table = self._repair.sound(spark)
+        table = self._sound(spark)
         if not table.exists:
             self._append(spark, entries[0])
             entries = entries[1:]
@@ -179,18 +210,50 @@ class DeltaLedger:
             spark,
             table,
             # not all columns: somebody may have added one
-            Merge.made(on, insert={name: f"s.{name}" for name in _NAMES}),
+            Merge.made(on, insert={name: f"s.{name}" for name in LEDGER_NAMES}),
             lambda session: self._frame(session, entries),
             once,
         )
 
-    def _insert(self, spark: SparkSession, table: Table, entries: Sequence[LedgerEntry]) -> None:
-        """Adds rows of entries that were written before. A table that has their numbers gets another id."""
+    def _sound(self, spark: SparkSession, *, starts: bool = False) -> Table:
+        """The table, complete as far as it can be. Costs nothing where nobody else has made a commit.
+        ``starts``: it is looked at as a whole, whatever happened before this process.
+        """
+        table = self._tables.resolve(spark, self._table)
         if table.exists:
-            repaired = f"{self._writer[1]}{STEP}repaired-{uuid.uuid4().hex}"
-            self._add(spark, table, entries, CommitId.of_all(entries, repaired))
+            seen, found = self._tables.disturbed(spark, table, self._seen)
         else:
-            self._tables.append(self._frame(spark, entries), table, CommitId.of_all(entries, self._writer[1]))
+            seen, found = None, ["it was removed"] if self._seen is not None else []
+        if found or starts:
+            self._complete(spark, table, found)
+            table = self._tables.resolve(spark, self._table)
+        self._seen = seen if seen is not None else self._seen if not found else None
+        return table
+
+    def _complete(self, spark: SparkSession, table: Table, found: Sequence[str]) -> None:
+        """Writes the rows of mirrored entries again that others have taken away (``found``: by what)."""
+        mirrored = [entry for entry in self._engine.entries(self._app_id) if entry.mirrored]
+        if not mirrored:
+            return
+        held, others = _held_rows(self._tables, spark, table, self._app_id, mirrored)
+        # an entry has a row for each log, or one without a log
+        missing = [
+            entry for entry in mirrored if not {(entry.token, log) for log in entry.ranges or (None,)} <= held
+        ]
+        before = mirrored[0].sequence - 1  # which the engine does not keep any more
+        lost = _loss(missing, before, others if found else before)
+        if not lost:
+            return
+        sentences = ". ".join(["; ".join(found) or "found at the start", *lost])
+        log.warning("Delta ledger %r of app %r has lost rows: %s", self._table, self._app_id, sentences)
+        if missing and table.exists:  # it has their numbers: they get another id
+            repaired = f"{self._writer[1]}{STEP}repaired-{uuid.uuid4().hex}"
+            self._add(spark, table, missing, CommitId.of_all(missing, repaired))
+        elif missing:
+            once = CommitId.of_all(missing, self._writer[1])
+            self._tables.append(self._frame(spark, missing), table, once)
+        if missing:
+            failpoint.here("ledger.repaired")
 
     def _written(
         self, spark: SparkSession, entries: Sequence[LedgerEntry], write: Callable[[CommitId], object]

@@ -24,14 +24,13 @@ from pyspark.sql import functions as F
 from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.core.failpoint import here
 from broker_core.engine import Engine, LedgerEntry, OnNewCheckpoint
-from connector.ledger.delta_ledger import LEDGER_COLUMNS, ledger_id
+from connector.ledger.delta_ledger import LEDGER_COLUMNS, LEDGER_NAMES, ledger_id
 from connector.tables.checks import last_stored
 from connector.tables.commit_id import CommitId, offsets_of
 from connector.tables.table import Table
 from connector.tables.table_format import TableFormat
 
 TAKEN = "txmq-resumed:"  # how the id of a commit begins that takes a ledger over from an engine
-_NAMES = tuple(column.split()[0] for column in LEDGER_COLUMNS.split(", "))
 _OTHERWISE = "to begin anew, give another app_id, or another ledger"
 
 
@@ -257,7 +256,7 @@ _SAID = ("app_id", "sequence", "token", "query_id", "batch_id")
 def rows_of(tables: TableFormat, spark: SparkSession, table: Table, app_id: str) -> DataFrame:
     """Raises OptionError."""
     frame = tables.read(spark, table)
-    if not set(_NAMES) <= set(frame.columns):
+    if not set(LEDGER_NAMES) <= set(frame.columns):
         raise OptionError(f"table {table.name!r} is not a ledger of txmq", "name another one with ledger=")
     return frame.where(F.col("app_id") == app_id)
 

@@ -34,7 +34,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
 from connector.batch import batch_reads, batch_transaction
 from connector.delta.format import Delta as DeltaFormat
-from connector.ledger import ledger_repair, resume
+from connector.ledger import resume
 from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger
 from connector.ledger.resume import TAKEN
 from connector.tables.commit_id import STEP
@@ -742,9 +742,8 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(parts, "PART_ROWS", 2)  # branches of several parts
         patch.setattr(DeltaLedger, "start", lambda self: None)  # the mirror is an actor of its own
         # nobody else writes the ledger of the model
-        patch.setattr(ledger_repair.Repair, "start", lambda *_: None)
         patch.setattr(
-            ledger_repair.Repair, "sound", lambda self, spark: self._tables.resolve(spark, self._name)
+            DeltaLedger, "_sound", lambda self, spark, **_: self._tables.resolve(spark, self._table)
         )
         if options.get("kept"):
             patch.setattr(claim, "KEPT_CLAIMS", options["kept"])
