@@ -102,7 +102,7 @@ class TxmqDataSource(ds.DataSource):
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:
         from connector.options import read_options
         from connector.stream import spark_version
-        from connector.stream.schema import check_read_schema
+        from connector.stream.schema import check_read_schema, read_schema
 
         if "table" in self.options:
             raise OptionError(
@@ -110,22 +110,22 @@ class TxmqDataSource(ds.DataSource):
                 "read it with spark.read, or a queue with .option('queue', ...)",
             )
         options = read_options(self.options, "stream read")
-        check_read_schema(schema, options.included)
+        check_read_schema(schema, read_schema(options.included))
         return spark_version.stream_reader(options)
 
     def reader(self, schema: StructType) -> ds.DataSourceReader:
         from connector.options import read_options, table_options
-        from connector.stream.schema import check_read_schema
+        from connector.stream.schema import check_read_schema, read_schema
         from connector.stream.source import TxmqBatchReader
 
         if "table" in self.options:
             from connector import state
 
             table = table_options(self.options)
-            state.check_schema(table.table, schema)
+            check_read_schema(schema, state.SCHEMAS[table.table], f"table {table.table!r}")
             return state.TableReader(table)
         options = read_options(self.options, "batch read")
-        check_read_schema(schema, options.included)
+        check_read_schema(schema, read_schema(options.included))
         return TxmqBatchReader(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> ds.DataSourceStreamWriter:

@@ -35,30 +35,25 @@ class LedgerStart:
         offsets = {log: at for log, at in _position(found, self.batch).items() if log in own}
         for queue in logs:
             if not offsets.keys() & set(logs[queue]):
-                raise OptionError(
-                    f"{self._text()} has no batch of queue {queue!r}",
-                    "give startingOffsets by queue and offset",
-                )
+                raise self._refused(f"has no batch of queue {queue!r}")
         ids = engine.log_ids(sorted(offsets))
         strange = {row["log"] for row in found if row["log"] in own and row["log_id"] != ids.get(row["log"])}
         if strange:
-            raise OptionError(
-                f"{self._text()} counts other messages of {', '.join(sorted(strange))} than this engine has",
-                "give startingOffsets by queue and offset",
-            )
+            other = ", ".join(sorted(strange))
+            raise self._refused(f"counts other messages of {other} than this engine has")
         begins = engine.available(sorted(offsets))
         gone = {log: begins[log].start for log, at in offsets.items() if at < begins[log].start}
         if gone:
-            raise OptionError(
-                f"{self._text()} begins before what is kept of {', '.join(sorted(gone))}, which begins at "
+            raise self._refused(
+                f"begins before what is kept of {', '.join(sorted(gone))}, which begins at "
                 f"{', '.join(str(at) for _, at in sorted(gone.items()))}",
                 "begin at a later batch",
             )
         return Origin(offsets={log: offsets.get(log, EARLIEST) for log in own})
 
-    def _text(self) -> str:
+    def _refused(self, why: str, advice: str = "give startingOffsets by queue and offset") -> OptionError:
         batch = "the end" if self.batch is None else f"batch {self.batch}"
-        return f"startingOffsets at {batch} of ledger {self.ledger!r}"
+        return OptionError(f"startingOffsets at {batch} of ledger {self.ledger!r} {why}", advice)
 
     def _found(self, rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The rows of the app. Raises OptionError."""
@@ -66,20 +61,19 @@ class LedgerStart:
         apps = sorted({str(row["app_id"]) for row in every})
         app_id = self.app_id if self.app_id is not None else apps[0] if len(apps) == 1 else None
         if app_id is None or app_id not in apps:
-            raise OptionError(
-                f"{self._text()}: the table has batches of {', '.join(apps) or 'no app'}",
+            raise self._refused(
+                f"cannot be found: the table has batches of {', '.join(apps) or 'no app'}",
                 'name one of them: {"ledger": ..., "batch": ..., "app": ...}',
             )
         found = [row for row in every if row["app_id"] == app_id]
         numbers = {row["sequence"]: row["token"] for row in found}
         if None in numbers or any(numbers[row["sequence"]] != row["token"] for row in found):
-            raise OptionError(
-                f"{self._text()}: its batches of app {app_id!r} are not numbered, or two have one number",
-                "give startingOffsets by queue and offset",
+            raise self._refused(
+                f"cannot be found: batches of app {app_id!r} are not numbered, or two have one number"
             )
         if self.batch is not None and self.batch not in numbers and self.batch != max(numbers) + 1:
-            raise OptionError(
-                f"{self._text()}: the table has batches {min(numbers)} to {max(numbers)} of app {app_id!r}",
+            raise self._refused(
+                f"cannot be found: the table has batches {min(numbers)} to {max(numbers)} of app {app_id!r}",
                 "give one of them, or none, to begin behind the last one",
             )
         return found

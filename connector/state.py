@@ -19,7 +19,6 @@ from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from broker_core.admin import PAGE, Admin, ConsumerInfo, LedgerInfo, QueueInfo, TransactionInfo
-from broker_core.core.errors import OptionError
 from broker_core.engine import AppInfo, Engine
 from connector.arrow_type import arrow_type
 from connector.options import TableOptions
@@ -74,17 +73,6 @@ _NOTHING = {
     ("apps", "sequence"): 0,
     ("apps", "batch_id"): -1,
 }
-
-
-def check_schema(table: str, given: T.StructType) -> None:
-    """Raises OptionError if a user's ``.schema(...)`` differs from that of the table."""
-    wanted = SCHEMAS[table]
-    if given.simpleString() != wanted.simpleString():
-        raise OptionError(
-            f"the schema given by .schema() is {given.simpleString()}, but table {table!r} has the columns "
-            f"{wanted.simpleString()}",
-            "leave .schema() out and select columns afterwards",
-        )
 
 
 # -- rows ----------------------------------------------------------------------------------------------------

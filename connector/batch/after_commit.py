@@ -9,6 +9,7 @@ again or restored from an older copy, has another token: one token stands for on
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import uuid
 from collections.abc import Callable, Mapping
@@ -35,14 +36,16 @@ def check_functions(functions: Mapping[str, object]) -> None:
         except ValueError:  # a function of C has none: it gets rows and sequence
             continue
         try:
-            signature.bind(None, 0, **({"token": ""} if _takes_token(function) else {}))
+            signature.bind(None, 0, **_by_name(signature, ""))
         except TypeError:
             raise OptionError(f"after_commit[{name!r}] takes the arguments {signature}", FORMS) from None
 
 
 def call(name: str, function: AfterCommit, rows: DataFrame, entry: LedgerEntry) -> None:
     """Calls ``function`` for a decided batch; one with a parameter ``token`` gets the token."""
-    more = {"token": token(name, entry)} if _takes_token(function) else {}
+    more: dict[str, str] = {}
+    with contextlib.suppress(ValueError):  # a function of C
+        more = _by_name(inspect.signature(function), token(name, entry))
     require_ended(function(rows, entry.sequence, **more), f"after_commit[{name!r}]")
 
 
@@ -51,12 +54,8 @@ def token(name: str, entry: LedgerEntry) -> str:
     return str(uuid.uuid5(_TOKENS, f"{entry.token}/{name}"))
 
 
-def _takes_token(function: AfterCommit) -> bool:
-    try:
-        parameter = inspect.signature(function).parameters.get("token")
-    except ValueError:
-        return False
-    return parameter is not None and parameter.kind in (
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.KEYWORD_ONLY,
-    )
+def _by_name(signature: inspect.Signature, token: str) -> dict[str, str]:
+    """The token, if a function takes it by its name."""
+    parameter = signature.parameters.get("token")
+    by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    return {"token": token} if parameter is not None and parameter.kind in by_name else {}

@@ -84,7 +84,7 @@ class Apply:
             tables, functions = _grouped(entry)
             for name in functions:  # fails before the first effect of this batch
                 self.function(name)
-            batch = DecidedBatch(self._tables, self._app_id, self._address, spark, engine, entry)
+            batch = DecidedBatch(self._tables, self._address, spark, engine, entry)
             ours = newest is not None and entry.sequence == newest.sequence
             if side_by_side and ours and len(tables) > 1:
                 batch.apply_side_by_side(tables)
@@ -105,7 +105,6 @@ class DecidedBatch:
     """What one ledger entry does to tables. ``versions``: those of the tables, by a branch of each part."""
 
     tables: TableFormat
-    app_id: str
     address: AddressOptions
     spark: SparkSession
     engine: Engine
@@ -163,7 +162,7 @@ class DecidedBatch:
         changes = target.is_change(parts[0])
         if not rows and not changes:
             return None  # an empty Delta commit costs as much as a full one
-        spark, batch = self.spark, f"batch {self.entry.sequence}, app {self.app_id!r}"
+        spark, batch = self.spark, f"batch {self.entry.sequence}, app {self.entry.app_id!r}"
         # a new table that is given as name and as path: the name creates it in the catalog
         table = self.tables.resolve(spark, min((part.target["table"] for part in parts), key=is_path))
         if changes:
@@ -258,10 +257,11 @@ class DecidedBatch:
 
     def _clear(self, location: str, once: CommitId) -> None:
         """Deletes the files that the table does not need any more."""
-        attempt = Attempt(self.app_id, once.txn_app_id, self.entry.sequence, self.entry.token)
+        entry = self.entry
+        attempt = Attempt(entry.app_id, once.txn_app_id, entry.sequence, entry.token)
         self.tables.drop(location, attempt)
         failpoint.here("adding.cleared")
-        self.tables.sweep(location, attempt, lambda: self.engine.unapplied(self.app_id))
+        self.tables.sweep(location, attempt, lambda: self.engine.unapplied(entry.app_id))
 
     def _held(self, parts: Sequence[ToApply]) -> Iterator[pa.RecordBatch]:
         """The rows of the parts, always in the same order. Raises NotApplied if data files are gone."""

@@ -221,12 +221,7 @@ class BatchTransaction:
         return {"txn_app_id": txn_app_id(*app, step, restored), "location": table.location, "step": step}
 
     def _change(
-        self,
-        kind: BranchKind,
-        rows: DataFrame,
-        table: str,
-        change: Change,
-        keys: Sequence[str] = (),
+        self, kind: BranchKind, rows: DataFrame, table: str, change: Change, keys: Sequence[str] = ()
     ) -> None:
         with self._operation(kind, rows):
             with self._lock:

@@ -79,17 +79,14 @@ def read_schema(included: Included = PLAIN) -> T.StructType:
     return T.StructType([*_COLUMNS.fields, *more])
 
 
-def check_read_schema(given: T.StructType, included: Included = PLAIN) -> None:
-    """Raises OptionError if a user's ``.schema(...)`` differs from that of the source."""
-    own = read_schema(included)
-    if [(field.name, field.dataType) for field in given.fields] != [
-        (field.name, field.dataType) for field in own.fields
-    ]:
+def check_read_schema(given: T.StructType, own: T.StructType, what: str = "format txmq") -> None:
+    """Raises OptionError if a user's ``.schema(...)`` differs from ``own``, that of ``what`` is read."""
+    if [(each.name, each.dataType) for each in given] != [(each.name, each.dataType) for each in own]:
         raise OptionError(
-            f"the schema given by .schema() is {given.simpleString()}, but format txmq has the columns "
-            f"{own.simpleString()}; "
-            "leave .schema() out and select columns afterwards (the options 'includeProperties', "
-            "'includeTransaction', 'includeKey' and 'includeHeaders' add columns)"
+            f"the schema given by .schema() is {given.simpleString()}, but {what} has the columns "
+            f"{own.simpleString()}",
+            "leave .schema() out and select columns afterwards (of messages, the options "
+            "'includeProperties', 'includeTransaction', 'includeKey' and 'includeHeaders' add columns)",
         )
 
 

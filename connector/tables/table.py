@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from broker_core.core.errors import OptionError
 
 _PATH = re.compile(r"(?i)\s*delta\s*\.\s*`((?:[^`]|``)+)`\s*")
-_PART = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+))\s*")
+_PART = r"\s*(?:`((?:[^`]|``)+)`|(\w+))\s*"
+_NAME = re.compile(rf"{_PART}(?:\.{_PART})*")
 _HIGH_WATER_MARK = re.compile(r'delta\.identity\.highWaterMark\\":-?\d+')
 
 
@@ -88,23 +89,12 @@ def path_of(spelling: str) -> str | None:
 
 def name_parts(spelling: str) -> list[str]:
     """``a.`b.c``` is ["a", "b.c"]. Raises OptionError."""
-    parts: list[str] = []
-    at = 0
-    while True:
-        found = _PART.match(spelling, at)
-        if found is None:
-            break
-        parts.append(found[1].replace("``", "`") if found[1] is not None else found[2])
-        at = found.end()
-        if at == len(spelling):
-            return parts
-        if spelling[at] != ".":
-            break
-        at += 1
-    raise OptionError(
-        f"table {spelling!r}: neither a path (it has no '/') nor the name of a table",
-        "put a part with special characters in backticks",
-    )
+    if not _NAME.fullmatch(spelling):
+        raise OptionError(
+            f"table {spelling!r}: neither a path (it has no '/') nor the name of a table",
+            "put a part with special characters in backticks",
+        )
+    return [quote.replace("``", "`") or plain for quote, plain in re.findall(_PART, spelling)]
 
 
 def quoted(parts: list[str]) -> str:

@@ -22,12 +22,7 @@ from connector.typed.decode import Formats
 from connector.typed.decode_udf import UnsupportedSchema, over_columns
 from connector.typed.formats import one_clear_error
 from connector.typed.protobuf import write
-from connector.typed.protobuf.descriptors import (
-    Descriptors,
-    descriptor_of,
-    library,
-    of_set,
-)
+from connector.typed.protobuf.descriptors import Descriptors, descriptor_of, library, of_set
 from connector.typed.protobuf.read import SchemaMismatch
 from connector.typed.registry.client import RegisteredSchema, SchemaRegistry
 from connector.typed.registry.wire_format import header, written_indexes

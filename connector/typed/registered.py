@@ -20,12 +20,7 @@ from connector.typed import avro, json_schema
 from connector.typed.decode_udf import FAULT, VALUE, UnsupportedSchema, over_columns
 from connector.typed.formats import Fault, Format, schema_of
 from connector.typed.protobuf import read
-from connector.typed.protobuf.descriptors import (
-    Descriptors,
-    descriptor_of,
-    library,
-    of_set,
-)
+from connector.typed.protobuf.descriptors import Descriptors, descriptor_of, library, of_set
 from connector.typed.protobuf.read import SchemaMismatch
 from connector.typed.registry.client import RegisteredSchema, SchemaRegistry
 from connector.typed.registry.wire_format import (

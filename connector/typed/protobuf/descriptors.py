@@ -40,8 +40,7 @@ def library() -> Any:
         from google.protobuf.descriptor import FieldDescriptor
     except ImportError:
         raise OptionError(
-            "format 'protobuf' needs the package protobuf",
-            "pip install '.[protobuf]' in a checkout",
+            "format 'protobuf' needs the package protobuf", "pip install '.[protobuf]' in a checkout"
         ) from None
     return SimpleNamespace(
         files=descriptor_pb2, pool=descriptor_pool, messages=message_factory, field=FieldDescriptor

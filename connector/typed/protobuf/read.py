@@ -229,14 +229,14 @@ def _field(field: Field, kind: T.DataType, path: str, has: Callable[[object, str
     name = field.name
     if is_map(field):
         if not isinstance(kind, T.MapType):
-            raise _misfit(field, kind, path)
+            raise misfit(field, kind, path)
         entry = field.message_type.fields_by_name
         key = _one(entry["key"], kind.keyType, f"{path}{{}}")
         value = _one(entry["value"], kind.valueType, f"{path}{{}}")
         return lambda message: [(key(each), value(of)) for each, of in getattr(message, name).items()]
     if field.is_repeated:
         if not isinstance(kind, T.ArrayType):
-            raise _misfit(field, kind, path)
+            raise misfit(field, kind, path)
         element = _one(field, kind.elementType, f"{path}[]")
         return lambda message: [element(each) for each in getattr(message, name)]
     one = _one(field, kind, path)
@@ -261,7 +261,7 @@ def _one(field: Field, kind: T.DataType, path: str) -> Reading:
         names = {each.number: each.name for each in reversed(field.enum_type.values)}
         return lambda number: names.get(number) or str(number)
     if field.type not in TYPES or not _holds(kind, field.type):
-        raise _misfit(field, kind, path)
+        raise misfit(field, kind, path)
     return Decimal if isinstance(kind, T.DecimalType) else same
 
 
@@ -287,7 +287,7 @@ def _holds(kind: T.DataType, number: int) -> bool:
     return isinstance(kind, type(natural)) or (number == FLOAT and isinstance(kind, T.DoubleType))
 
 
-def _misfit(field: Field, kind: T.DataType, path: str) -> SchemaMismatch:
+def misfit(field: Field, kind: T.DataType, path: str) -> SchemaMismatch:
     return SchemaMismatch(f"field {path!r} is {name_of(field)}, not {kind.simpleString()}")
 
 

@@ -81,13 +81,13 @@ def _struct(descriptor: Descriptor, columns: T.StructType, within: str) -> Conve
 def _field(field: read.Field, kind: T.DataType, path: str) -> Conversion:
     if read.is_map(field):
         if not isinstance(kind, T.MapType):
-            raise _misfit(field, kind, path)
+            raise read.misfit(field, kind, path)
         entry, path = field.message_type.fields_by_name, f"{path}{{}}"
         key, value = _scalar(entry["key"], kind.keyType, path), _one(entry["value"], kind.valueType, path)
         return lambda row: {key(each): value(_not_null(item, path)) for each, item in row.items()}
     if field.is_repeated:
         if not isinstance(kind, T.ArrayType):
-            raise _misfit(field, kind, path)
+            raise read.misfit(field, kind, path)
         path = f"{path}[]"
         element = _one(field, kind.elementType, path)
         return lambda row: [element(_not_null(item, path)) for item in row]
@@ -115,7 +115,7 @@ def _one(field: read.Field, kind: T.DataType, path: str) -> Conversion:
         return lambda value: {"value": scalar(value)}
     if read.known(field) == kind:
         return _timestamp if isinstance(kind, T.TimestampType) else _duration
-    raise _misfit(field, kind, path)
+    raise read.misfit(field, kind, path)
 
 
 def _timestamp(value: datetime.datetime) -> dict[str, int]:
@@ -134,7 +134,7 @@ def _duration(value: datetime.timedelta) -> dict[str, int]:
 def _scalar(field: read.Field, kind: T.DataType, path: str) -> Conversion:
     """The library checks that a number is not too large."""
     if field.type in (read.MESSAGE, read.GROUP):
-        raise _misfit(field, kind, path)
+        raise read.misfit(field, kind, path)
     natural = read.TYPES[field.type][1]
     if field.type == read.ENUM and isinstance(kind, T.StringType):
         return _enum(field, path)
@@ -144,7 +144,7 @@ def _scalar(field: read.Field, kind: T.DataType, path: str) -> Conversion:
         return _whole
     if isinstance(kind, type(natural)) or (field.type == read.DOUBLE and isinstance(kind, T.FloatType)):
         return read.same
-    raise _misfit(field, kind, path)
+    raise read.misfit(field, kind, path)
 
 
 def _whole(value: Any) -> int:
@@ -165,9 +165,3 @@ def _enum(field: read.Field, path: str) -> Conversion:
         raise ValueError(f"field {path!r} is not of the enum {field.enum_type.full_name}: {value[:100]!r}")
 
     return number
-
-
-def _misfit(field: read.Field, kind: T.DataType, path: str) -> read.SchemaMismatch:
-    return read.SchemaMismatch(
-        f"column {path!r} is {kind.simpleString()}, and the field is {read.name_of(field)}"
-    )

@@ -203,6 +203,6 @@ def test_rows_that_can_be_messages_are_accepted(body: Any) -> None:
 
 
 def test_a_differing_schema_is_refused() -> None:
-    check_read_schema(read_schema())
+    check_read_schema(read_schema(), read_schema())
     with pytest.raises(OptionError, match=r"the schema given by \.schema\(\) is struct<a:int>"):
-        check_read_schema(StructType([StructField("a", IntegerType())]))
+        check_read_schema(StructType([StructField("a", IntegerType())]), read_schema())

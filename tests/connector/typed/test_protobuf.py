@@ -445,13 +445,13 @@ def test_the_entries_of_a_map_have_an_order() -> None:
             "lines array<struct<more: int>>",
             "the message shop.Line has no field for the column 'lines[].more'",
         ),
-        ("id string", "column 'id' is string, and the field is int64"),
-        ("id double", "column 'id' is double, and the field is int64"),
-        ("cash double", "column 'cash' is double, and the field is float"),
-        ("ratings int", "column 'ratings' is int, and the field is repeated sint32"),
-        ("tags array<int>", "column 'tags' is array<int>, and the field is map<string, int32>"),
-        ("at timestamp_ntz", "column 'at' is timestamp_ntz, and the field is google.protobuf.Timestamp"),
-        ("where int", "column 'where' is int, and the field is shop.Order.Place"),
+        ("id string", "field 'id' is int64, not string"),
+        ("id double", "field 'id' is int64, not double"),
+        ("cash double", "field 'cash' is float, not double"),
+        ("ratings int", "field 'ratings' is repeated sint32, not int"),
+        ("tags array<int>", "field 'tags' is map<string, int32>, not array<int>"),
+        ("at timestamp_ntz", "field 'at' is google.protobuf.Timestamp, not timestamp_ntz"),
+        ("where int", "field 'where' is shop.Order.Place, not int"),
         ("note struct<other: string>", "has no field for the column 'note.other'"),
     ],
 )
@@ -506,7 +506,7 @@ def test_a_required_field_that_is_null_is_one_clear_error() -> None:
     for row in ({"id": None, "kind": "B"}, {"id": 1, "kind": "3"}):
         with pytest.raises(OptionError, match="a row does not fit the schema of Protobuf"):
             encoded([row], "id int, kind string", only(OLD))
-    with pytest.raises(SchemaMismatch, match="the field is a group"):
+    with pytest.raises(SchemaMismatch, match="field 'group' is a group"):
         writing(Descriptors.of(only(OLD)).at(FIRST), ddl.columns("group struct<a: int>"))
 
 
