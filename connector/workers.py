@@ -45,9 +45,7 @@ class Worker:
     problem: str = ""  # what is wrong with it, as the end of a sentence about it
 
     def __str__(self) -> str:
-        given = (
-            self.command if self.command == self.path or not self.path else f"{self.command} ({self.path})"
-        )
+        given = self.command if self.path in ("", self.command) else f"{self.command} ({self.path})"
         return f"{self.variable}={given}" if self.variable else given
 
     def advice(self) -> str:

@@ -54,18 +54,16 @@ class Delta:
     def read(self, spark: SparkSession, table: Table) -> DataFrame:
         return spark.table(in_sql(table.name))
 
+    writing = staticmethod(append_rows.writing)
     disturbed = staticmethod(log.disturbed)
+    context = staticmethod(isolated.context_of)
     sequences = staticmethod(log.stored_versions)
+    said = staticmethod(log.said)
+    later = staticmethod(log.later)
+    lacks = staticmethod(log.lacks)
 
     def only_latest(self, spark: SparkSession) -> bool:
         return jvm.only_sql(spark)
-
-    said = staticmethod(log.said)
-    writing = staticmethod(append_rows.writing)
-    context = staticmethod(isolated.context_of)
-
-    later = staticmethod(log.later)
-    lacks = staticmethod(log.lacks)
 
     # -- before the decision ---------------------------------------------------------------------------------
     def check_append(
@@ -79,16 +77,7 @@ class Delta:
         return Checked(lambda rows: append_rows.fitted(rows, found), why, evaluates)
 
     settled = staticmethod(changes.settled)
-
-    def check_change(
-        self,
-        spark: SparkSession,
-        table: Table,
-        schema: StructType,
-        change: Change,
-        context: Mapping[str, object] | None = None,
-    ) -> Checked:
-        return changes.check(spark, table, schema, change, context)
+    check_change = staticmethod(changes.check)
 
     def stage(
         self, rows: DataFrame, table: Table, options: Mapping[str, str], attempt: Attempt, number: int

@@ -24,13 +24,7 @@ from broker_core.core.errors import DataLoss, OptionError, ProtocolError
 from broker_core.engine import DeadLetterRoute, Engine
 from broker_core.message.field_table import Long, Timestamp
 from broker_core.message.message import DELAY, MAX_DELAY_MS, MESSAGE_SCHEMA
-from broker_core.message.properties import (
-    Properties,
-    append_headers,
-    encode_headers,
-    expiration,
-    rewrite_of,
-)
+from broker_core.message.properties import Properties, append_headers, encode_headers, expiration, rewrite_of
 from broker_core.message.x_death import DAMAGED, READ, Death, count_of, headers_after
 
 REASON = "reason"  # the column

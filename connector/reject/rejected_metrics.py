@@ -154,9 +154,8 @@ class Seen:
 
     def __init__(self) -> None:
         self.whole = False
-        self._metrics: dict[
-            str, tuple[dict[str, Any], int]
-        ] = {}  # by the name of the metric: it, the partitions
+        # by the name of the metric: it, the partitions
+        self._metrics: dict[str, tuple[dict[str, Any], int]] = {}
 
     def note(self, frame: DataFrame, batch: DataFrame, *, stages: bool, rdd_id: int | None = None) -> bool:
         """``frame`` was executed: whether that was the whole batch, as :func:`executed_whole` says."""

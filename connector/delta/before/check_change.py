@@ -51,7 +51,7 @@ def check(
     table: Table,
     schema: StructType,
     change: Change,
-    context: Mapping[str, object] | None,
+    context: Mapping[str, object] | None = None,
 ) -> Checked:
     """See ``TableFormat.check_change``."""
     check_columns(table.name, schema, ())
