@@ -119,7 +119,7 @@ lint: .venv/ready
 	$(BIN)/python -m tests.advisories requirements.lock
 
 docs: .venv/ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # For a release: as in lint, but a version that could not be asked about is a failure.
 audit: .venv/ready

@@ -18,9 +18,13 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
-LISTED = ("examples/notebooks",)  # folders that pages link and that have no README
+LISTED = (
+    "examples",
+    "examples/notebooks",
+    "examples/production",
+)  # folders that pages link and that have no README
 NOTEBOOKS = "In Databricks' source format: [import the folder](docs/databricks.md#notebooks)."
-EXAMPLES = ("*.md", "*.py", "*.toml", "*.yml")
+EXAMPLES = ("*.md", "*.py", "*.toml", "*.yml", "*.service", "*.nft", "Containerfile")
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 
 
@@ -30,11 +34,11 @@ def _examples() -> Iterator[str]:
             yield path.relative_to(ROOT).as_posix()
 
 
-def _index(folder: str, examples: list[str]) -> str:
-    """The page of a folder of notebooks: the heading and the first paragraph of each, without its set-up."""
+def _notebooks(examples: list[str]) -> str:
+    """The heading and the first paragraph of each notebook, without its set-up."""
     lines = []
     for name in examples:
-        if name.startswith(f"{folder}/") and not posixpath.basename(name).startswith("_"):
+        if name.startswith("examples/notebooks/") and not posixpath.basename(name).startswith("_"):
             cell = (ROOT / name).read_text().split("# COMMAND ----------")[0]
             words = [line.removeprefix("# MAGIC").strip() for line in cell.splitlines()[2:]]
             heading, _, *text = words
@@ -44,10 +48,21 @@ def _index(folder: str, examples: list[str]) -> str:
     return "\n".join(["# Notebooks", "", NOTEBOOKS, "", *lines])
 
 
+def _index(folder: str, examples: list[str]) -> str:
+    """The page of a folder: its files, and the folders in it."""
+    if folder == "examples/notebooks":
+        return _notebooks(examples)
+    inside = {
+        name.removeprefix(f"{folder}/").split("/")[0] for name in examples if name.startswith(f"{folder}/")
+    }
+    lines = [f"- [{name}]({folder}/{name})" for name in sorted(inside)]
+    return "\n".join([f"# {posixpath.basename(folder).capitalize()}", "", *lines, ""])
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages of the repository's root, and the examples as they are."""
     examples = sorted(_examples())
-    for name in (*PAGES, *examples):
+    for name in (*PAGES, "LICENSE", *examples):
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     for folder in LISTED:
         files.append(File.generated(config, f"{folder}/index.md", content=_index(folder, examples)))
