@@ -26,7 +26,6 @@ BLOCKS = [
     Block("docs/after_commit.md", "def to_postgres", "tests/connector/test_recipes.py"),
     Block("docs/after_commit.md", "def to_http", "tests/connector/test_recipes.py"),
     Block("docs/clients.md", "for number in range(1, 11)", CLIENTS),
-    Block("docs/clients.md", "aio_pika", CLIENTS),
     Block("docs/clients.md", "# shop.py", CLIENTS),
     Block("docs/clients.md", "from celery import chain", CLIENTS),
     Block("docs/commit_tokens.md", "amq.transaction", CLIENTS),

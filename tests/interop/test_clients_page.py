@@ -73,7 +73,7 @@ def run_block(code: str, directory: Path) -> str:
 
 
 def test_the_page_has_a_running_block_for_each_client() -> None:
-    assert {block.section for block in blocks()} >= {"pika", "aio-pika", "Celery"}
+    assert {block.section for block in blocks()} >= {"pika", "Celery"}
 
 
 @pytest.mark.txmq_only
