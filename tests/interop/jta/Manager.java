@@ -8,6 +8,7 @@ import com.arjuna.ats.arjuna.objectstore.StoreManager;
 import com.arjuna.ats.arjuna.recovery.RecoveryManager;
 import com.arjuna.ats.arjuna.state.InputObjectState;
 import com.arjuna.ats.internal.arjuna.common.UidHelper;
+import com.arjuna.ats.internal.arjuna.objectstore.jdbc.JDBCStore;
 import com.arjuna.ats.internal.arjuna.utils.UuidProcessId;
 import com.arjuna.ats.internal.jta.recovery.arjunacore.JTANodeNameXAResourceOrphanFilter;
 import com.arjuna.ats.internal.jta.recovery.arjunacore.JTATransactionLogXAResourceOrphanFilter;
@@ -34,6 +35,7 @@ import javax.transaction.xa.XAException;
 import javax.transaction.xa.XAResource;
 import javax.transaction.xa.Xid;
 import org.jboss.tm.XAResourceWrapper;
+import org.postgresql.ds.PGSimpleDataSource;
 import org.postgresql.xa.PGXADataSource;
 
 /**
@@ -41,7 +43,9 @@ import org.postgresql.xa.PGXADataSource;
  * message of the queue "invoices", until the queue is empty and nothing is in doubt. First it recovers what the one
  * before it has left.
  *
- * Arguments: folder of the log, queue or table (which is enlisted first), step (prepare 1, prepared 1, prepared 2,
+ * The log is in tables of the database: the one in files is written in place, so a kill may leave half an entry.
+ *
+ * Arguments: queue or table (which is enlisted first), step (prepare 1, prepared 1, prepared 2,
  * commit 1, committed 1, or none), URL of AMQP, URL of JDBC. At the first pass of the step it prints that and waits
  * for a line. It prints "failed" when a transaction or a connection failed, and goes on; at the end "done".
  */
@@ -60,13 +64,13 @@ public final class Manager {
     }
 
     private static void run(String[] arguments) throws Exception {
-        boolean queueFirst = arguments[1].equals("queue");
-        step = arguments[2];
-        configure(arguments[0]);
+        boolean queueFirst = arguments[0].equals("queue");
+        step = arguments[1];
+        configure(arguments[3]);
         ConnectionFactory factory = new ConnectionFactory();
-        factory.setUri(arguments[3]);
+        factory.setUri(arguments[2]);
         PGXADataSource database = new PGXADataSource();
-        database.setUrl(arguments[4]);
+        database.setUrl(arguments[3]);
         try (TxmqResource queue = new TxmqResource(factory); TxmqResource recovered = new TxmqResource(factory)) {
             RecoveryManager recovery = recovery(recovered, database);
             boolean done = false;
@@ -86,13 +90,17 @@ public final class Manager {
         }
     }
 
-    private static void configure(String folder) throws Exception {
+    private static void configure(String database) throws Exception {
         BeanPopulator.getDefaultInstance(CoreEnvironmentBean.class).setNodeIdentifier(NODE);
         BeanPopulator.getDefaultInstance(CoreEnvironmentBean.class)
             .setProcessImplementationClassName(UuidProcessId.class.getName());
-        BeanPopulator.getDefaultInstance(ObjectStoreEnvironmentBean.class).setObjectStoreDir(folder);
-        for (String store : new String[] {"communicationStore", "stateStore"}) {
-            BeanPopulator.getNamedInstance(ObjectStoreEnvironmentBean.class, store).setObjectStoreDir(folder);
+        PGSimpleDataSource log = new PGSimpleDataSource();
+        log.setUrl(database);
+        for (String store : new String[] {null, "communicationStore", "stateStore"}) {
+            ObjectStoreEnvironmentBean bean = BeanPopulator.getNamedInstance(ObjectStoreEnvironmentBean.class, store);
+            bean.setObjectStoreType(JDBCStore.class.getName());
+            bean.setJdbcDataSource(log);
+            bean.setTablePrefix(store == null ? "log" : store);
         }
         BeanPopulator.getDefaultInstance(CoordinatorEnvironmentBean.class).setTransactionStatusManagerEnable(false);
         BeanPopulator.getDefaultInstance(CoordinatorEnvironmentBean.class).setDefaultTimeout(0);
