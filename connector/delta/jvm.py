@@ -24,8 +24,6 @@ PYTHON = "org.apache.spark.api.python.PythonUtils"
 CONVERTERS = "scala.jdk.javaapi.CollectionConverters"
 _SOURCES = "org.apache.spark.sql.execution.datasources.DataSource"
 _MAPPER = "com.fasterxml.jackson.databind.ObjectMapper"
-
-
 _MODE = "org.apache.spark.sql.execution.CommandExecutionMode"
 
 

@@ -57,10 +57,9 @@ def require_done_on(spark: SparkSession, table: Table, once: CommitId) -> None:
     delta_log = log_at(spark, table.location)
     if str(delta_log.unsafeVolatileSnapshot().metadata().id()) == table.table_id:
         return
-    for commit in log.commits(spark, table, fresh=False):
-        if log.is_of(commit.metadata, once.batch):
-            break
-    else:
+    newest_first = log.commits(spark, table, fresh=False)
+    commit = next((each for each in newest_first if log.is_of(each.metadata, once.batch)), None)
+    if commit is None:
         return  # too old to be in the log
     nothing = jvm.nothing(spark)
     found = delta_log.getSnapshotAt(commit.version, nothing, nothing, False).metadata().id()
