@@ -73,6 +73,7 @@ SHELL = [
           changed={"rabbitmqctl": ": rabbitmqctl", "txmq serve --data data &": ""}),
     Shell("docs/from_rabbitmq.md", "rabbitmq_shovel", "tests/interop/test_shovel.py"),
     Shell("docs/http.md", "pip install", changed={"pip install": ": pip install", **_PAGE}),
+    Shell("docs/kafka_operations.md", "broker setup", "tests/kafka/topics/test_setup.py"),
     Shell("docs/policies.md", "policy set caps"),
     Shell("docs/production.md", "useradd", "it needs root and systemd: tests/test_production.py reads the unit"),
     Shell("docs/runbook.md", "txmq status", changed={"txmq top": ": txmq top"}),
@@ -82,6 +83,9 @@ SHELL = [
     Shell("docs/runbook.md", "/backup/skipped", "tests/spark/test_merge.py"),
     Shell("docs/security.md", "user add ann", before=_SECRET, changed={"--tag administrator": "--tag administrator --password-file secret", "/run/secrets/billing": "secret"}),
     Shell("docs/tls.md", "--tls-cert", changed={"0.0.0.0:5673": "127.0.0.1:PORT2", "0.0.0.0:5671": "127.0.0.1:PORT3 --amqp 127.0.0.1:PORT1"}),
+    Shell("examples/bundle/README.md", "bundle validate", "it needs the CLI of Databricks and a workspace: tests/test_bundle.py reads the bundle"),
+    Shell("examples/pipeline/README.md", "spark-pipelines", "tests/spark/test_pipeline.py"),
+    Shell("examples/wheel_task/README.md", "pip wheel", "it downloads hatchling: tests/spark/test_wheel_task.py builds the wheel with its own"),
     Shell("docs/virtual_hosts.md", "vhost add", before=_SECRET + "txmq user add ann --password-file secret --data data"),
 ]  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,6 +50,27 @@ def test_each_shell_block_stands_in_the_table_with_what_runs_it_or_why_nothing_d
             name
         )
     assert [each for each in SHELL if each.how.startswith("tests/") and not (ROOT / each.how).is_file()] == []
+
+
+def test_a_block_of_commands_says_that_it_is_one() -> None:
+    """Without its language, the table would not have it."""
+    command = re.compile(
+        r"^(?:\$ )?(?:txmq|pip|python3?|databricks|spark-\w+|celery|rabbitmqctl) [a-z-]+(?: |$)", re.MULTILINE
+    )
+    unmarked = {
+        str(page.relative_to(ROOT)): [block for block in _unmarked(page.read_text()) if command.search(block)]
+        for page in pages()
+    }
+    assert {name: blocks for name, blocks in unmarked.items() if blocks} == {}
+
+
+def _unmarked(text: str) -> list[str]:
+    """The blocks of a page without a language."""
+    return [
+        block
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        if not language
+    ]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench.ports import free_ports
+from tests.page_blocks import blocks_of
 from tests.progress import GUARD_S, wait_until
 from tests.spark.jobs import PLANNED_ONCE, is_suspended
 from tests.spark.pipelines import ROOT, Pipeline, Served
@@ -104,6 +105,45 @@ class Example:
             wait_until(lambda: stopped(process), f"a process waits at {failpoint}")
         finally:
             end(process)
+
+
+@pytest.mark.soak  # the same by its parts: the kills below
+def test_the_commands_of_the_page_make_a_table_and_a_message(tmp_path: Path) -> None:
+    """From a copy of the example, with ports and a directory of this test. They end as the last one peeks."""
+    (block,) = blocks_of("examples/pipeline/README.md", "sh")
+    shutil.copytree(EXAMPLE, tmp_path / "examples" / "pipeline")
+    specification = tmp_path / "examples" / "pipeline" / "spark-pipeline.yml"
+    place = str(tmp_path / "orders")
+    written = specification.read_text().replace("/tmp/txmq-orders", place)
+    written += "".join(f'  {name}: "{value}"\n' for name, value in PLANNED_ONCE.items())
+    specification.write_text(written)
+    (port,) = free_ports(1)
+    changed = {
+        "pip install": ": pip install",
+        "/tmp/txmq-orders": place,
+        "hive run": f"hive --conf spark.connect.grpc.binding.port={port} run",
+    }
+    for words, here in changed.items():
+        assert words in block
+        block = block.replace(words, here)
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "txmq").write_text(f'#!/bin/sh\nexec {sys.executable} -m txmq "$@"\n')
+    (commands / "txmq").chmod(0o700)
+    environment = {
+        **os.environ,
+        CONNECT_PORT: str(port),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PATH": f"{commands}:{COMMAND.parent}:{os.environ['PATH']}",
+    }
+    done = subprocess.run(
+        ["sh", "-eu", "-c", block], cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=GUARD_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    peeked = done.stdout.rpartition("large1")
+    assert peeked[1], done.stdout
+    assert (specification.parent / "spark-warehouse" / "orders").is_dir()
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

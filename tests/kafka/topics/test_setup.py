@@ -31,6 +31,7 @@ from broker_core.kafka.topics.entry import Entry
 from broker_core.kafka.topics.setup import DRIVER, EXECUTOR, OPERATOR, QueueUse
 from broker_core.launcher import Broker
 from tests.kafka.bench.fake_kafka import FakeKafka
+from tests.page_blocks import blocks_of
 from txmq import cli
 
 URL = "kafka://fake:1,fake:2,fake:3"
@@ -236,6 +237,16 @@ def output(
         return captured.err if code else captured.out
 
     return run
+
+
+def test_the_command_of_the_page_prints_topics_and_rights(output: Callable[..., str]) -> None:
+    (block,) = blocks_of("docs/kafka_operations.md", "sh")
+    command, address, arguments = block.partition(" --url kafka://host1:9092 ")
+    assert command == "txmq broker setup" and address
+    printed = output(*shlex.split(arguments))
+    assert [
+        word for word in ("kafka-topics", "kafka-acls", "User:shop", "_txmq.app.shop") if word not in printed
+    ] == []
 
 
 def test_what_is_printed_makes_every_topic_as_txmq_does(
