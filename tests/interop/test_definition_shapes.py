@@ -366,6 +366,7 @@ TRY = """
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # asks a node of RabbitMQ, which a change here does not alter
 def test_rabbitmq_takes_and_refuses_the_same_shapes(tmp_path: Path) -> None:
     files = []
     for number, shape in enumerate(SHAPES.values()):

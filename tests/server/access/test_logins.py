@@ -306,8 +306,9 @@ def test_the_memory_of_failures_is_bounded() -> None:
     assert throttle._counters == sum(len(each.by_slot) for each in throttle._known.values())
 
 
-def test_after_100000_wrong_logins_honest_clients_are_served_and_memory_is_bounded(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("logins", [10_000, pytest.param(100_000, marks=pytest.mark.soak)])
+def test_after_many_wrong_logins_honest_clients_are_served_and_memory_is_bounded(
+    broker: Broker, logins: int
 ) -> None:
     """The attacker guesses for others from the address of the honest one, and for it from elsewhere."""
     add(broker, "honest")
@@ -318,7 +319,7 @@ def test_after_100000_wrong_logins_honest_clients_are_served_and_memory_is_bound
         asked: list[Future[Identity]] = []
 
         def attack() -> None:
-            for attempt in range(100_000):
+            for attempt in range(logins):
                 here = attempt % 2
                 user, address = (f"user {attempt}", "127.0.0.1") if here else ("honest", "10.0.0.1")
                 try:
@@ -344,7 +345,8 @@ def test_after_100000_wrong_logins_honest_clients_are_served_and_memory_is_bound
         with pytest.raises(errors.LoginRefused):
             answer.result(60)
     assert len(checks._throttle) <= throttles.ADDRESSES + throttles.COUNTERS
-    assert len(checks._right) == 1 and len(checks._wrong) < 5000  # all others were refused without a hash
+    assert len(checks._right) == 1, "the attacker has no right one"
+    assert len(checks._wrong) < logins // 10, "all others were refused without a hash"
 
 
 def asked(logins: Logins, user: str, password: str, address: str = "10.0.0.1") -> bool | None:
