@@ -58,10 +58,7 @@ JOBS: dict[str, tuple[str, ...]] = {
     "foreachBatch with tables": ("tests/spark/test_foreach_batch.py", "tests/spark/test_merge.py"),
     "crash table": ("tests/crash/test_spark_crash.py",),
     "Spark Connect": ("tests/spark/test_connect.py",),
-    "notebook": (
-        "tests/test_notebooks.py::test_notebook_runs_cell_by_cell[upserts]",
-        "tests/test_notebooks.py::test_notebook_runs_cell_by_cell[exactly_once]",
-    ),
+    "notebook": ("tests/test_notebooks.py::test_notebook_runs_cell_by_cell[exactly_once]",),
 }
 CRASH_TABLE = "crash table"
 LIMIT_S = 3600.0

@@ -32,7 +32,8 @@ from tests.spark.notebook_run import DISPLAYED
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("[a-z]*.py"))
-SELDOM = {"on_kafka", "typed_messages", "without_duplicates"}  # only in ``make soak``
+# only in ``make soak``: a JVM of their own, and tests/spark has what they show
+SELDOM = {"on_kafka", "typed_messages", "upserts", "without_duplicates"}
 OF_THE_RUNTIME = {"pyspark", "matplotlib", "pandas"}  # Databricks has them
 OF_THE_WHEEL = {"txmq", "pyarrow"}
 

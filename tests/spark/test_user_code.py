@@ -1,10 +1,9 @@
 """What people do in foreachBatch, and where its driver dies: each message is in the table and in the queue once, and
 none is left; or there is one error, and nothing is consumed.
 
-What they do is in ``user_code.py`` (functions) and ``shapes.py`` (queries with state). One driver runs the table. ``SELDOM``,
-and the whole product of table and steps are ``soak``; another driver dies at the steps of ``KILLED``, before a change lands at
-two of them. Executors of their own:
-``test_executors.py``.
+What they do is in ``user_code.py`` (functions) and ``shapes.py`` (queries with state). The session of the test process runs
+the table. ``SELDOM``, and the whole product of table and steps are ``soak``; a driver dies at the steps of ``KILLED``, before a
+change lands at two of them. Executors of their own: ``test_executors.py``.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.gates import seldom
 from tests.spark import shapes, user_code
@@ -22,6 +21,7 @@ from tests.spark.classic import WAYS
 from tests.spark.kafka_pipelines import KafkaPipeline
 from tests.spark.pipelines import APPENDED, Driver, Pipeline, Served, delta_rows, empty_table
 from tests.spark.sessions import CONNECT
+from tests.spark.successor import run_each
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow]
 
@@ -143,18 +143,18 @@ class Outcome:
         require_once(pipeline)
 
 
-def run(scratch: Path, pipelines: list[Pipeline], **more: Any) -> dict[str, list[str | None]]:
-    """One driver: the errors of each app."""
-    errors: dict[str, list[str | None]] = {}
-    for pipeline, error in zip(
-        pipelines, Driver(scratch, pipelines, **more).require_done_each(), strict=True
-    ):
-        errors.setdefault(pipeline.app, []).append(error)
-    return errors
+def of_apps(pipelines: list[Pipeline], errors: list[str | None]) -> dict[str, list[str | None]]:
+    """The errors of each app, in order."""
+    found: dict[str, list[str | None]] = {}
+    for pipeline, error in zip(pipelines, errors, strict=True):
+        found.setdefault(pipeline.app, []).append(error)
+    return found
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Outcome]:
+def outcome(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, spark: SparkSession
+) -> Iterator[Outcome]:
     soak = bool(request.config.getoption("--soak-rounds"))
     left_out = set() if soak else SELDOM
     scratch = tmp_path_factory.mktemp("user-code")
@@ -182,7 +182,8 @@ def outcome(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
             ),
         ]
         twice = made(scratch, served.url, "twice", {"call": "twice"})
-        yield Outcome(works, refused, twice, run(scratch, [*works.values(), *after, twice]))
+        runs = [*works.values(), *after, twice]
+        yield Outcome(works, refused, twice, of_apps(runs, run_each(spark, runs)))
     finally:
         served.stop()
 
@@ -195,7 +196,8 @@ def killed_and_restarted(
     dying = [pipelines[name] for name in WORKS if (name, step) not in UNREACHED]
     at = [(STEPS[step][0], hit)] * len(dying)
     Driver(scratch, dying, at=at, session=NEW_WORKERS).require_killed()
-    errors = run(scratch, list(pipelines.values()))
+    runs = list(pipelines.values())
+    errors = of_apps(runs, Driver(scratch, runs).require_done_each())
     wrong = {}
     for name, pipeline in pipelines.items():
         try:
