@@ -24,6 +24,7 @@ from connector.batch.batch_reads import BatchReads
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from tests.spark.pipelines import delta_rows
 from tests.spark.sessions import CONNECT
+from tests.spark.test_tables_changed import Driver, dies
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
@@ -340,3 +341,46 @@ def test_the_tables_of_a_function_in_threads_are_applied_side_by_side_each_once(
     start(rig, fn)
     assert tables(tmp_path) == {"a": ["a", "b"], "b": ["a", "a", "b", "b"]}
     assert sorted(rig.bodies("out")) == ["a", "b"] and rig.bodies("in") == []
+
+
+def test_one_operation_in_a_thread_and_the_tables_beside_one_that_refuses_get_their_rows_at_the_stop(
+    rig: Any, tmp_path: Path
+) -> None:
+    """A start that finds such a batch undone does its tables in turn, and stops at the first that refuses."""
+    places = {name: str(tmp_path / name) for name in ("first", "merge", "overwrite", "append")}
+    for place in places.values():
+        rig.spark.sql(f"CREATE TABLE delta.`{place}` (n BIGINT) USING delta")
+
+    def fn(rows: DataFrame, tx: BatchTransaction) -> None:
+        tx.append(rows, places["first"])
+        tx.merge(rows, places["merge"], "t.n = s.n", insert=True)
+        tx.overwrite(rows, places["overwrite"], "n >= 0")
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(tx.append, rows, places["append"]).result()
+
+    def check(what: str) -> None:
+        rig.spark.newSession().sql(f"ALTER TABLE delta.`{places['first']}` {what}")
+
+    def found() -> list[list[int]]:
+        return [sorted(row["n"] for row in delta_rows(Path(place))) for place in places.values()]
+
+    driver = Driver(rig, "app", fn)
+    failpoint.arm("foreach.decided", lambda _name: check("ADD CONSTRAINT none CHECK (n < 0)"))
+    error = driver.batch(0, rig.spark.range(1).toDF("n"))
+    assert isinstance(error, NotApplied) and "first" in str(error) and driver.waiting == [1], error
+    assert found() == [[], [0], [0], [0]]
+    failpoint.disarm()
+    check("DROP CONSTRAINT none")
+    driver.apply(rig.spark)
+    assert found() == [[0]] * 4 and driver.waiting == []
+
+    failpoint.arm("foreach.decided", lambda name: (check("ADD CONSTRAINT none CHECK (n < 1)"), dies(name)))
+    error = driver.batch(1, rig.spark.range(1, 2).toDF("n"))
+    assert "the driver dies here" in str(error) and driver.waiting == [2]
+    failpoint.disarm()
+    with pytest.raises(NotApplied, match="first"):
+        driver.apply(rig.spark)
+    assert found() == [[0]] * 4
+    check("DROP CONSTRAINT none")
+    driver.apply(rig.spark)
+    assert found() == [[0, 1], [0, 1], [1], [0, 1]] and driver.waiting == []
