@@ -27,10 +27,10 @@ _MAPPER = "com.fasterxml.jackson.databind.ObjectMapper"
 _MODE = "org.apache.spark.sql.execution.CommandExecutionMode"
 
 
-def execution(spark: SparkSession, sql: str, mode: str) -> JavaObject:
-    """The execution of a statement in a session; ``mode``: ALL to carry it out, SKIP to analyse it."""
+def execution(spark: SparkSession, sql: str) -> JavaObject:
+    """The execution of a statement in a session, which is analysed and not carried out yet."""
     state = spark._jsparkSession.sessionState()
-    return state.executePlan(state.sqlParser().parsePlan(sql), call(spark, _MODE, mode))
+    return state.executePlan(state.sqlParser().parsePlan(sql), call(spark, _MODE, "ALL"))
 
 
 def only_sql(spark: SparkSession) -> bool:

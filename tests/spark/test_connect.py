@@ -65,6 +65,7 @@ REFUSED = {
     "within_another": ({"call": "within_another"}, "by that of another app"),
     "kept_batch": ({"fn": "kept_batch"}, "of another batch"),
     "caught_in_a_thread": ({"fn": "caught_in_a_thread"}, "body"),
+    "evolves_to_an_interval": ({"fn": "evolves_to_an_interval"}, "unsupported data types: [lasts"),
     "rows_of_nobody": ({"call": "rows_of_nobody"}, "with no rows of its batch"),
     "computed_and_checkpointed": (
         {"call": "computed_and_checkpointed"},

@@ -480,6 +480,15 @@ def kept_batch(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipelin
     effects(first, tx)
 
 
+def evolves_to_an_interval(
+    batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: dict[str, Any]
+) -> None:
+    """A merge that would give its table a column of a type that no table of Delta has."""
+    effects(batch, tx)
+    rows = marked(batch, tx).selectExpr("*", "INTERVAL '1' DAY AS lasts")
+    tx.merge(rows, f"{pipeline['lake']}/first", "t.body = s.body", insert=True, merge_schema=True)
+
+
 def no_frame(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline: dict[str, Any]) -> None:
     """What is no DataFrame of Spark, in each operation."""
     table = f"{pipeline['lake']}/first"
@@ -565,6 +574,7 @@ REFUSED: dict[str, tuple[Way, str]] = {
         (tx_in_another_query, "in a batch of another query"),
         (kept_batch, "of another batch"),
         (frame_in_another_query, "would consume its rows too"),
+        (evolves_to_an_interval, "unsupported data types: [lasts"),
         (no_frame, "tx.reject of a DataFrame: give a DataFrame of Spark"),
         (exits, "raised SystemExit: the function has had enough"),
         (cancelled, "raised CancelledError"),

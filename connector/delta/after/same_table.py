@@ -28,7 +28,7 @@ def merge(session: SparkSession, text: str, table: Table, once: CommitId) -> Non
     if jvm.only_sql(session):
         session.sql(text).collect()
         return
-    execution = jvm.execution(session, text, "ALL")
+    execution = jvm.execution(session, text)
     analysed = execution.analyzed().targetFileIndex().metadata()
     _require(table, str(analysed.id()), once)
     failpoint.here("changing.checked")

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from broker_core.core.errors import OptionError
 from connector.delta import jvm
 from connector.delta.before.fit import Fit, Known, asserting, check_columns, check_void, fit, fit_new
-from connector.delta.before.rehearsal import evolved, rehearse
+from connector.delta.before.rehearsal import evolved, merges_schema, rehearse
 from connector.delta.commits import require_held, retried, save, was_committed
 from connector.delta.table_files import DISK
 from connector.sql import nullable, quoted
@@ -43,7 +43,6 @@ _DEFAULT = "CURRENT_DEFAULT"
 _CHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _EVALUATED = ("delta.generationExpression", "delta.constraints.", "delta.invariants")
 _STATISTICS = "spark.databricks.delta.stats.collect"
-AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
 _REFUSED_OPTIONS = {
     "txnappid": "txmq sets it to make the append take effect once",
     "txnversion": "txmq sets it to make the append take effect once",
@@ -98,12 +97,6 @@ def append(
         return version
     retried(write, limit_s)
     return require_held(spark, table, once)
-
-
-def merges_schema(spark: SparkSession, options: Mapping[str, str]) -> bool:
-    """Whether an append with these options may add columns to the table."""
-    asked = next((value for name, value in options.items() if name.lower() == "mergeschema"), None)
-    return (asked if asked is not None else str(spark.conf.get(AUTO_MERGE, "false"))).lower() == "true"
 
 
 def check_append(

@@ -1,6 +1,7 @@
 """Merges, deletes and overwrites before the decision: checked, and their rows made ready.
 
-1. Delta analyses a merge on the table, without doing it, and rehearses an overwrite on a copy without rows.
+1. Delta analyses a merge on the table, without doing it. An overwrite, and a merge that may change the
+   schema, are rehearsed on a copy without rows.
 2. The execution of the rows fails for a row that the table would refuse, and for a row outside of what an
    overwrite replaces.
 
@@ -10,7 +11,6 @@ Not here: two rows with equal keys (``connector/tables/checks.py``), what happen
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,11 +20,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.core.errors import OptionError
-from connector.delta import jvm
-from connector.delta.before.append_rows import AUTO_MERGE, check_append, fitted
+from connector.delta.before.append_rows import check_append, fitted
 from connector.delta.before.fit import Known, check_columns
 from connector.delta.before.merge_values import asserted, merge_values
-from connector.delta.before.rehearsal import refused, rehearse
+from connector.delta.before.rehearsal import AUTO_MERGE, merges_schema, refused, rehearse, rehearse_merge
 from connector.delta.isolated import isolated
 from connector.sql import nullable
 from connector.stream.staging import no_rows
@@ -96,21 +95,17 @@ def _tried(spark: SparkSession, context: Mapping[str, object] | None, act: Calla
 
 
 def analyse(spark: SparkSession, table: Table, schema: StructType, merge: Merge) -> StructType | None:
-    """The schema that the table has afterwards, if it may be widened. Raises OptionError with Delta's text if
-    the merge cannot be done on the table. ``spark``: a session of its own.
+    """The schema that the table has afterwards, if the merge may change it. Raises OptionError with Delta's
+    text if the merge cannot be done on the table. ``spark``: a session of its own.
     """
     view = f"txmq_{uuid.uuid4().hex}"
     no_rows(spark, schema).createOrReplaceTempView(view)
-    sql = merge.sql(in_sql(table.name), view)
     try:
-        plan = "\n".join(str(row[0]) for row in spark.sql(f"EXPLAIN {sql}").collect())
-        wide = None
-        if not jvm.only_sql(spark) and Known.of(table.metadata).widens:
-            wide = jvm.execution(spark, sql, "SKIP").analyzed().migratedSchema()
+        explained = spark.sql(f"EXPLAIN {merge.sql(in_sql(table.name), view)}").collect()
     except Exception as error:
         raise refused(table.name, error, view) from error
+    plan = "\n".join(str(row[0]) for row in explained)
     if _FAILED in plan:
         raise refused(table.name, ValueError(plan.partition(_FAILED)[2].strip(" :\n")), view)
-    if wide is None or wide.isEmpty():
-        return None
-    return StructType.fromJson(json.loads(wide.get().json()))
+    evolves = merge.evolves or merges_schema(spark, {})
+    return rehearse_merge(spark, table, merge, view) if evolves else None
