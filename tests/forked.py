@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 import pytest
@@ -69,6 +70,20 @@ def spark_forks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PLACE, place(fork_server(OF_SPARK)))
         yield
+
+
+def program(module: str) -> str:
+    """The text of a Python program that is ``python -m MODULE`` with its own arguments, signals and streams."""
+    startup = str(Path(__file__).parent / "startup")
+    return (
+        f"#!{sys.executable}\n"
+        "import sys\n"
+        f"sys.path.insert(0, {startup!r})\n"
+        f"sys.orig_argv[:] = [sys.executable, '-m', {module!r}, *sys.argv[1:]]\n"
+        "from standing_in import stand_in\n"
+        f"stand_in({place(fork_server(OF_TXMQ))!r})\n"
+        "sys.exit('no fork server')\n"
+    )
 
 
 class Forked:

@@ -22,6 +22,7 @@ from broker_core.core import password as passwords
 from broker_core.launcher import Broker
 from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.tls import TlsOptions
+from tests.forked import program
 from tests.page_blocks import BLOCKS, HERE, ROOT, SHELL, Shell, blocks_of, code, pages
 from tests.progress import GUARD_S
 
@@ -87,7 +88,7 @@ def test_a_shell_block_runs(block: Shell, tmp_path: Path) -> None:
         text = text.replace(f"PORT{number}", str(port))
     command = tmp_path / "bin" / "txmq"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m txmq "$@"\n')
+    command.write_text(program("txmq"))
     command.chmod(0o700)
     pair = Authority(tmp_path).sign()
     for made, name in ((pair.cert, "broker.pem"), (pair.key, "broker.key")):
