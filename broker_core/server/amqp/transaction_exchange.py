@@ -39,15 +39,9 @@ from broker_core.broker.decision import Decision
 from broker_core.broker.recover import recover
 from broker_core.broker.transaction.outcomes import NAMES
 from broker_core.core.change import Change
-from broker_core.core.errors import (
-    OptionError,
-    PreconditionFailed,
-    QueueNotFound,
-    UnknownOutcome,
-    UnknownTransaction,
-)
+from broker_core.core.checks import MAX_NAME_BYTES
+from broker_core.core.errors import PreconditionFailed, QueueNotFound, UnknownOutcome, UnknownTransaction
 from broker_core.core.xa.xid import check_name
-from broker_core.message.arguments import check_text
 from broker_core.message.field_table import Timestamp
 from broker_core.message.properties import Properties
 
@@ -86,14 +80,14 @@ def parse(routing_key: str, body: bytes) -> tuple[Verb, str]:
         raise PreconditionFailed(
             f"unknown routing key '{routing_key}' for exchange '{NAME}': use one of {', '.join(_VERBS)}"
         )
-    try:
-        xid = body.decode()
-        check_text("an xid", xid)
-    except (UnicodeDecodeError, OptionError):
-        raise PreconditionFailed(f"an xid is UTF-8 text of at most 255 bytes, not {body[:40]!r}") from None
+    names = verb in ("token", "prepare")
+    longest = MAX_NAME_BYTES - (len(_OUTCOME) if names else 0)  # the queue of its outcome is a short string
+    xid = body.decode(errors="replace")
+    if len(body) > longest or xid.encode() != body:
+        raise PreconditionFailed(f"an xid is UTF-8 text of at most {longest} bytes, not {body[:40]!r}")
     if not xid:
         raise PreconditionFailed("an empty body names no transaction: publish the xid as the body")
-    if verb in ("token", "prepare"):
+    if names:
         check_name(xid)
     return verb, xid
 

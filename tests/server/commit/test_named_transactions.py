@@ -235,7 +235,7 @@ def recovered(channel: BlockingChannel) -> list[list[str]]:
 def test_20_a_manager_that_lost_its_log_finds_what_it_has_prepared_again_after_a_kill(
     broker: AmqpServed,
 ) -> None:
-    names = ["xa-1", 'a "name"\n', "x" * 255]
+    names = ["xa-1", 'a "name"\n', "x" * 239]
     with closing(connect(broker)) as connection:
         channel = connection.channel()
         assert recovered(channel) == []
@@ -360,8 +360,11 @@ def test_a_queue_of_amq_transaction_that_answers_nothing_is_not_found(broker: Am
         (True, "timeout", b"nan", 406, "a timeout is a number of seconds, not 'nan'"),
         (False, "timeout", b"1", 406, "channel is not transactional"),
         (True, "token", b"", 406, "an empty body names no transaction"),
-        (True, "token", b"\xff", 406, "an xid is UTF-8 text of at most 255 bytes"),
-        (True, "token", b"x" * 256, 406, "an xid is UTF-8 text of at most 255 bytes"),
+        (True, "token", b"\xff", 406, "an xid is UTF-8 text of at most 239 bytes"),
+        (True, "token", b"x" * 240, 406, "an xid is UTF-8 text of at most 239 bytes"),
+        (True, "prepare", b"x" * 240, 406, "an xid is UTF-8 text of at most 239 bytes"),
+        (False, "commit", b"x" * 256, 406, "an xid is UTF-8 text of at most 255 bytes"),
+        (False, "commit", b"x" * 255, 406, "no transaction has the xid 'xxx"),
         (True, "prepare", b"xa:1:AB:", 406, "'xa:1:AB:' is not the name of an xid of the XA standard"),
         (True, "token", b"xa:1", 406, "'xa:1' is not the name of an xid of the XA standard"),
         (True, "commit", b"x", 406, "cannot commit transaction 'x' on a channel that is transactional"),
@@ -399,6 +402,15 @@ def test_a_transaction_is_named_once_and_its_outcome_is_only_got_without_ack(bro
             channel.tx_commit()
         with pytest.raises(ChannelClosedByBroker, match="only answers: it has nothing to acknowledge"):
             connection.channel().basic_get(f"{NAMED}.a")
+
+
+def test_the_longest_name_of_amqp_can_be_asked_for(broker: AmqpServed) -> None:
+    with closing(connect(broker)) as connection:
+        channel = connection.channel()
+        channel.tx_select()
+        channel.basic_publish(NAMED, "token", b"x" * 239)
+        channel.tx_commit()
+        assert outcome(channel, "x" * 239) == "committed"
 
 
 def test_an_outcome_that_may_be_forgotten_is_answered_unknown_with_the_time_up_to_which(
