@@ -23,7 +23,10 @@ from tests.spark.pipelines import APPENDED, Driver, Pipeline, Served, delta_rows
 from tests.spark.sessions import CONNECT
 from tests.spark.successor import run_each
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.spark, pytest.mark.crash, pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),  # ``forked``, Python 3.12
+]  # fmt: skip
 
 MESSAGES = ["a", "b", "c", "d"]
 INNER = ["y", "z"]  # in the queue of a nested stream
