@@ -231,7 +231,9 @@ class DecidedBatch:
         if changes:
             version = self._change(spark, table, parts, once, frame)
         elif taken is not None:
-            version = tables.append(ready(frame(spark)), table, once, _writing(parts))
+            version = tables.append(
+                spark, table, lambda session: ready(frame(session)), once, _writing(parts)
+            )
         failpoint.here("rows.applied")
         if any(map(target.is_files, parts)):
             self._clear(about["location"], once)
@@ -247,9 +249,9 @@ class DecidedBatch:
         about = parts[0].target
         of_files = [part for part in parts if target.is_files(part)]
         of_rows = [part for part in parts if not target.is_files(part)]
-        rows = self.rows(spark, of_rows) if of_rows else None
+        rows = (lambda session: self.rows(session, of_rows)) if of_rows else None
         if rows is not None and not of_files:
-            return self.tables.append(rows, table, once, _writing(parts))
+            return self.tables.append(spark, table, rows, once, _writing(parts))
         held = [(part, self.engine.read_branches(part.branches)) for part in of_files]
         version = self.tables.add(spark, table, held, rows, once, _writing(parts).options)
         self._clear(about["location"], once)

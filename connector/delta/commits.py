@@ -53,18 +53,16 @@ def settings(once: CommitId) -> dict[str, str]:
     }
 
 
-def save(spark: SparkSession, writer: DataFrameWriter, table: Table, once: CommitId) -> None:
+def creation(table: Table, once: CommitId) -> dict[str, str]:
+    """The settings of a session that makes the table: where that has a name, Delta ignores the option."""
+    return {} if table.exists or is_path(table.name) else {_USER_METADATA: once.metadata}
+
+
+def save(writer: DataFrameWriter, table: Table, once: CommitId) -> None:
     """Write the commit of ``once`` with Spark's writer."""
     writer = writer.option("txnAppId", once.txn_app_id).option("txnVersion", str(once.sequence))
     writer = writer.option("userMetadata", once.metadata)
-    if is_path(table.name):
-        writer.save(table.name)
-        return
-    spark.conf.set(_USER_METADATA, once.metadata)  # Delta ignores the option if saveAsTable creates the table
-    try:
-        writer.saveAsTable(table.name)
-    finally:
-        spark.conf.unset(_USER_METADATA)
+    (writer.save if is_path(table.name) else writer.saveAsTable)(table.name)
 
 
 def was_committed(spark: SparkSession, table: Table, once: CommitId) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ from connector.tables.table_format import (
     Checked,
     ExportedFiles,
     HiddenFiles,
+    Rows,
     Writing,
 )
 
@@ -112,8 +113,10 @@ class Delta:
     has = staticmethod(commits.has)
     transient = staticmethod(transient.why)
 
-    def append(self, rows: DataFrame, table: Table, once: CommitId, writing: Writing = PLAIN) -> int | None:
-        version = append_rows.append(rows, table, once, writing, self._limit_s)
+    def append(
+        self, spark: SparkSession, table: Table, rows: Rows, once: CommitId, writing: Writing = PLAIN
+    ) -> int | None:
+        version = append_rows.append(spark, table, rows, once, writing, self._limit_s)
         return self._commits.committed(table, version)
 
     def add(
@@ -121,7 +124,7 @@ class Delta:
         spark: SparkSession,
         table: Table,
         parts: Sequence[tuple[ToApply, Iterable[pa.RecordBatch]]],
-        rows: DataFrame | None,
+        rows: Rows | None,
         once: CommitId,
         options: Mapping[str, str],
     ) -> int | None:
@@ -138,16 +141,19 @@ class Delta:
                 return added.version
         # the table has changed or moved since: Delta writes the rows again
         schema = StructType.fromJson(json.loads(target["schema"]))
-        frames = [each.frame(spark, files, place, schema, f"batch {once.sequence}") for each in staged]
-        frames += [rows] if rows is not None else []
-        return self.append(reduce(DataFrame.unionByName, frames), table, once, Writing(options))
+
+        def all_rows(session: SparkSession) -> DataFrame:
+            frames = [each.frame(session, files, place, schema, f"batch {once.sequence}") for each in staged]
+            return reduce(DataFrame.unionByName, [*frames, *([rows(session)] if rows is not None else [])])
+
+        return self.append(spark, table, all_rows, once, Writing(options))
 
     def change(
         self,
         spark: SparkSession,
         table: Table,
         change: Change,
-        rows: Callable[[SparkSession], DataFrame],
+        rows: Rows,
         once: CommitId,
         context: Mapping[str, object] | None = None,
     ) -> int | None:

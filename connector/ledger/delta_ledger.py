@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -187,8 +188,8 @@ class DeltaLedger:
 
     def _append(self, spark: SparkSession, entry: LedgerEntry) -> None:
         table = self._sound(spark)
-        rows = self._frame(spark, [entry])
-        self._written(spark, [entry], lambda once: self._tables.append(rows, table, once))
+        rows = partial(self._frame, entries=[entry])
+        self._written(spark, [entry], lambda once: self._tables.append(spark, table, rows, once))
 
     def _merge(self, spark: SparkSession, entries: Sequence[LedgerEntry]) -> None:
         """Write many entries in one commit.
@@ -251,7 +252,7 @@ class DeltaLedger:
             self._add(spark, table, missing, CommitId.of_all(missing, repaired))
         elif missing:
             once = CommitId.of_all(missing, self._writer[1])
-            self._tables.append(self._frame(spark, missing), table, once)
+            self._tables.append(spark, table, partial(self._frame, entries=missing), once)
         if missing:
             failpoint.here("ledger.repaired")
 

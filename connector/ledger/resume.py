@@ -135,7 +135,9 @@ class Resume:
         }
         once = CommitId(taken_id(self.app_id, newest.engine), last.sequence, batch, last.committed_at_us)
         try:
-            self.tables.append(spark.createDataFrame([], LEDGER_COLUMNS), table, once)
+            self.tables.append(
+                spark, table, lambda session: session.createDataFrame([], LEDGER_COLUMNS), once
+            )
         except CheckpointMismatch as error:
             raise CheckpointMismatch(
                 f"{held}, and another engine has taken the app over since: it may have done later batches",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -45,6 +45,7 @@ class Writing(NamedTuple):
 
 
 PLAIN = Writing()
+Rows: TypeAlias = Callable[[SparkSession], DataFrame]  # made in a session
 CONFLICT_TIMEOUT_S = 60.0
 
 
@@ -201,7 +202,9 @@ class TableFormat(Protocol):
     def has(self, spark: SparkSession, table: Table, once: CommitId) -> bool:
         """Whether the table has the commit of ``once``."""
 
-    def append(self, rows: DataFrame, table: Table, once: CommitId, writing: Writing = PLAIN) -> int | None:
+    def append(
+        self, spark: SparkSession, table: Table, rows: Rows, once: CommitId, writing: Writing = PLAIN
+    ) -> int | None:
         """Append ``rows``. Creates the table."""
 
     def add(
@@ -209,7 +212,7 @@ class TableFormat(Protocol):
         spark: SparkSession,
         table: Table,
         parts: Sequence[tuple[ToApply, Iterable[pa.RecordBatch]]],
-        rows: DataFrame | None,
+        rows: Rows | None,
         once: CommitId,
         options: Mapping[str, str],
     ) -> int | None:
@@ -222,7 +225,7 @@ class TableFormat(Protocol):
         spark: SparkSession,
         table: Table,
         change: Change,
-        rows: Callable[[SparkSession], DataFrame],
+        rows: Rows,
         once: CommitId,
         context: Mapping[str, object] | None = None,
     ) -> int | None:

@@ -76,8 +76,9 @@ def jobs(rig: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def append(rig: Any, tables: Delta, table: str, sequence: int) -> int | None:
     batch = {"app_id": "app", "sequence": sequence, "token": f"token {sequence}", "txn_app_id": "app@x/y"}
-    rows = rig.spark.sql(f"SELECT 'k' AS id, {sequence} AS n, false AS gone")
-    return tables.append(rows, tables.resolve(rig.spark, table), CommitId("app@x/y", sequence, batch, 0))
+    once = CommitId("app@x/y", sequence, batch, 0)
+    rows = f"SELECT 'k' AS id, {sequence} AS n, false AS gone"
+    return tables.append(rig.spark, tables.resolve(rig.spark, table), lambda session: session.sql(rows), once)
 
 
 def test_a_commit_is_found_where_its_session_says_and_else_in_the_history(

@@ -343,6 +343,29 @@ def test_the_tables_of_a_function_in_threads_are_applied_side_by_side_each_once(
     assert sorted(rig.bodies("out")) == ["a", "b"] and rig.bodies("in") == []
 
 
+def test_threads_make_new_tables_of_the_catalog_each_with_the_commit_of_the_batch(
+    rig: Any, tmp_path: Path
+) -> None:
+    """Two commits meet: Delta takes from the session whose commit it is that makes such a table."""
+    rig.spark.sql(f"CREATE DATABASE many LOCATION '{tmp_path}/many'")
+    names = [f"many.t{number}" for number in range(4)]
+
+    def fn(rows: DataFrame, tx: BatchTransaction) -> None:
+        with ThreadPoolExecutor(4) as threads:
+            for done in [threads.submit(tx.append, rows, name) for name in names]:
+                done.result()
+
+    driver = Driver(rig, "app", fn)
+    try:
+        for number in range(2):
+            assert driver.batch(number, rig.spark.range(number, number + 1).toDF("n")) is None
+            for name in names:
+                assert sorted(row.n for row in rig.spark.table(name).collect()) == list(range(number + 1))
+        assert driver.waiting == []
+    finally:
+        rig.spark.sql("DROP DATABASE many CASCADE")
+
+
 def test_one_operation_in_a_thread_and_the_tables_beside_one_that_refuses_get_their_rows_at_the_stop(
     rig: Any, tmp_path: Path
 ) -> None:

@@ -54,7 +54,7 @@ def change(
                 given = _widened(rows(session), table)
                 writer = given.write.format("delta").mode("overwrite").options(**change.options)
                 same_table.require(session, table, once)
-                save(session, writer.option("replaceWhere", change.where), table, once)
+                save(writer.option("replaceWhere", change.where), table, once)
             return
         view = f"txmq_{uuid.uuid4().hex}"
         # where Delta repartitions the rows of a merge, it reads a name as a path of fields (``a.b``)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -21,13 +22,14 @@ from broker_core.core.errors import OptionError
 from connector.delta import jvm
 from connector.delta.before.fit import Fit, Known, asserting, check_columns, check_void, fit, fit_new
 from connector.delta.before.rehearsal import evolved, merges_schema, rehearse
-from connector.delta.commits import require_held, retried, save, was_committed
+from connector.delta.commits import creation, require_held, retried, save, was_committed
+from connector.delta.isolated import isolated
 from connector.delta.table_files import DISK
 from connector.sql import nullable, quoted
 from connector.stream.staging import no_rows
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table
-from connector.tables.table_format import CONFLICT_TIMEOUT_S, PLAIN, Writing
+from connector.tables.table_format import CONFLICT_TIMEOUT_S, PLAIN, Rows, Writing
 
 # Options and table features that mean the same to a commit of files.
 _OPTIONS = {"mergeschema", "maxrecordsperfile", "compression", "optimizewrite"}
@@ -73,8 +75,9 @@ def writing(table: str, options: Mapping[str, Any]) -> Writing:
 
 
 def append(
-    rows: DataFrame,
+    spark: SparkSession,
     table: Table,
+    rows: Rows,
     once: CommitId,
     writing: Writing = PLAIN,
     limit_s: float = CONFLICT_TIMEOUT_S,
@@ -86,12 +89,13 @@ def append(
     cleaned to know.
     """
 
-    spark = rows.sparkSession
-
     def write() -> None:
-        writer = rows.write.format("delta").mode("append").options(**writing.options)
-        by = writing.partition_by
-        save(spark, writer.partitionBy(*by) if by else writer, table, once)
+        # nobody else has the session of a commit that makes a table: its settings say whose it is
+        settings = creation(table, once)
+        with isolated(spark, settings) if settings else nullcontext(spark) as session:
+            writer = rows(session).write.format("delta").mode("append").options(**writing.options)
+            by = writing.partition_by
+            save(writer.partitionBy(*by) if by else writer, table, once)
 
     if table.exists and (version := was_committed(spark, table, once)) is not None:
         return version

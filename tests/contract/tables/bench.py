@@ -76,7 +76,7 @@ class TableBench(ABC):
         return Attempt(APP, self.once(table, sequence).txn_app_id, sequence, token)
 
     def append(self, table: str, once: CommitId, *rows: Row, **more: Any) -> int | None:
-        return self.tables.append(self.given(*rows)(self.spark), self.found(table), once, **more)
+        return self.tables.append(self.spark, self.found(table), self.given(*rows), once, **more)
 
     def change(self, table: str, change: Change, once: CommitId, *rows: Row) -> int | None:
         return self.tables.change(self.spark, self.found(table), change, self.given(*rows), once)
