@@ -80,6 +80,7 @@ CHANNEL_ERRORS: dict[str, Make] = {
         n, "nowhere", properties=Properties(reply_to="amq.rabbitmq.reply-to").encode()
     ),
     "another user": lambda n: publish(n, f"own{n}", properties=Properties(user_id="other").encode()),
+    "expiration": lambda n: publish(n, f"own{n}", properties=Properties(expiration="1.5").encode()),
     "too large": lambda n: publish(n, f"own{n}", b"x" * (TOO_LARGE + 1)),
     "unknown tag": method(m.BasicAck, 99),
     "no queue": method(m.QueueDeclare, "missing", passive=True),
@@ -214,6 +215,7 @@ def sequence(*commands: tuple[int, str]) -> list[Sent]:
 @example(("tx", "tx"), sequence((1, "publish"), (1, "commit"), (1, "purge"), (2, "prefetch_size")), [50])
 @example(("plain", "confirm"), sequence((2, "publish"), (2, "close"), (1, "damaged")), [50])
 @example(("plain", "plain"), sequence((1, "count"), (1, "no queue"), (1, "too large")), [50])
+@example(("confirm", "tx"), sequence((1, "publish"), (1, "expiration")), [50])
 @example(("confirm", "tx"), sequence((1, "publish"), (1, "close"), (1, "publish alike"), (1, "close")), [9])
 def test_a_sequence_has_the_same_effects_and_answers_whatever_its_reads_are(
     modes: tuple[str, str], commands: list[Sent], sizes: list[int]

@@ -61,11 +61,11 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
             session.broker.channel_commits.spill_full(channel.transaction)
         return
     tick_commit = session.tick_commit
-    if channel.confirming:
-        tick_commit.published += 1
-    elif not queues and not method.mandatory:
+    if not (channel.confirming or queues or method.mandatory):
         return
     channel.publish(_new(Message, (body, routing_key, name, properties)), queues, method.mandatory, 0)
+    if channel.confirming:
+        tick_commit.published += 1  # one that was refused has no number, and gets no confirm
     if not tick_commit.waits:
         tick_commit.gather()
 
