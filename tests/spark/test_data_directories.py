@@ -118,10 +118,14 @@ def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(pla
     engine = place.rig.broker.engine
     opened = engine.open_batch("app", "third", 0, "resume")
     decided = engine.commit_batch("app", "third", 0, opened.token, []).entry
-    rows = place.spark.createDataFrame([("x",)], "body string")
     txn = txn_app_id("app", engine.identity(), resolve(place.spark, str(place.table)).location)
     with pytest.raises(CheckpointMismatch, match="Delta has skipped batch 2"):
-        append(rows, resolve(place.spark, str(place.table)), CommitId.of(decided, txn))
+        append(
+            place.spark,
+            resolve(place.spark, str(place.table)),
+            lambda session: session.createDataFrame([("x",)], "body string"),
+            CommitId.of(decided, txn),
+        )
     with pytest.raises(
         CheckpointMismatch, match=r"holds batch 2 .*RESTORE TABLE \S*ledger` TO VERSION AS OF 0"
     ):

@@ -35,11 +35,9 @@ def test_a_table_that_forgets_its_transactions_takes_a_repeated_append_once(
     table = tmp_path / "table"
 
     def appended(sequence: int) -> None:
-        rows = spark.range(2).selectExpr("id").coalesce(1)
         batch = {"app_id": "app", "sequence": sequence, "token": f"t{sequence}", "query_id": "q"}
-        append(
-            rows, resolve(spark, str(table)), CommitId("app", sequence, {**batch, "batch_id": sequence}, 0)
-        )
+        once = CommitId("app", sequence, {**batch, "batch_id": sequence}, 0)
+        append(spark, resolve(spark, str(table)), lambda session: session.range(2).coalesce(1), once)
 
     appended(1)
     spark.sql(

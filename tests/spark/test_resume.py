@@ -309,7 +309,7 @@ def test_c7_a_batch_that_only_a_table_knows_stops_before_the_decision(on_kafka: 
     table = tables.resolve(spark, place)
     entry = on_kafka.decide(1, mirror=False)
     once = CommitId.of(entry, txn_app_id(APP, engine, table.location))
-    tables.append(spark.createDataFrame([("row",)], "body string"), table, once)
+    tables.append(spark, table, lambda session: session.createDataFrame([("row",)], "body string"), once)
     on_kafka.lose()
     checks = Checks(tables, APP, lambda: on_kafka.bench.engine)
     checks.taken = on_kafka.ready()
@@ -329,8 +329,10 @@ def test_c7_ledgers_of_other_apps_and_of_a_new_app_are_no_ledger_of_this_one(on_
     assert other.ready(on_kafka.spark) == {}
     for name in (ledger_id("other@x", "engine"), taken_id("other@x", "engine")):
         table = tables.resolve(on_kafka.spark, on_kafka.ledger)
-        nothing = on_kafka.spark.createDataFrame([], LEDGER_COLUMNS)
-        tables.append(nothing, table, CommitId.of(entry, name))
+        once = CommitId.of(entry, name)
+        tables.append(
+            on_kafka.spark, table, lambda session: session.createDataFrame([], LEDGER_COLUMNS), once
+        )
         assert other.ready(on_kafka.spark) == {}, "an app whose name goes on"
     assert on_kafka.ready("fail") == {}
 
