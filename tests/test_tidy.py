@@ -372,7 +372,7 @@ BUDGETS = {
     "broker_core/micro_batch": 2155,
     "broker_core/node": 3800,
     "broker_core/routing": 2395,
-    "broker_core/server": 14515,
+    "broker_core/server": 14522,
     "broker_core/store": 4200,
     "connector": 1580,
     "connector/batch": 1_926,

@@ -4,9 +4,13 @@ that end a process.
 
 from __future__ import annotations
 
-import queue
+import contextlib
+import os
+import select
 import signal
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,22 +46,31 @@ class Signals:
     """Signals to this process, in the order in which they came. For the main thread."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
-        # A handler runs between any two steps of the main thread. If it sets an Event for which that is
-        # about to wait, it takes a lock that is held, for ever. ``put`` may interrupt ``get``.
-        self._arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
+        # A handler runs between any two steps of the main thread, so a lock that it takes may be held for
+        # ever: it takes none. What is waited for is the byte that the interpreter writes for each signal.
+        self._arrived: deque[int] = deque()
+        self._came, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        self._poll.register(self._came, select.POLLIN)
         self.take(*numbers)
 
     def take(self, *numbers: signal.Signals) -> None:
         """Takes these signals from now on."""
         for number in numbers:
-            signal.signal(number, lambda number, _: self._arrived.put(number))
+            signal.signal(number, lambda number, _: self._arrived.append(number))
 
     def wait(self, seconds: float) -> int | None:
         """Returns the next signal, or None after so many seconds."""
-        try:
-            return self._arrived.get(timeout=seconds)
-        except queue.Empty:
-            return None
+        ends = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._came, 1024)
+            if self._arrived:
+                return self._arrived.popleft()
+            if (left := ends - time.monotonic()) <= 0:
+                return None
+            self._poll.poll(left * 1000)
 
 
 def _shortage(name: str) -> ResourceShortage:
