@@ -375,7 +375,7 @@ BUDGETS = {
     "broker_core/server": 14522,
     "broker_core/store": 4200,
     "connector": 1580,
-    "connector/batch": 1_926,
+    "connector/batch": 1_925,
     "connector/delta": 3_535,
     "connector/ledger": 739,
     "connector/reject": 689,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -34,12 +34,11 @@ from connector.stream import staging
 from connector.tables import target
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table, is_path
-from connector.tables.table_format import Attempt, TableFormat, Writing
+from connector.tables.table_format import Attempt, Rows, TableFormat, Writing
 
 NOTED_CHARACTERS = 500  # of an error, for an operator
 _TABLES_AT_ONCE = 8
 
-Rows = Callable[[SparkSession], DataFrame]
 Numbered = list[tuple[int, list[ToApply]]]  # the steps of one table, with their numbers in the batch
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -27,7 +27,7 @@ from connector.sql import plain, quoted
 from connector.tables.change import Change, Overwrite
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table, in_sql
-from connector.tables.table_format import CONFLICT_TIMEOUT_S
+from connector.tables.table_format import CONFLICT_TIMEOUT_S, Rows
 
 _REPARTITION = "spark.databricks.delta.merge.repartitionBeforeWrite.enabled"
 
@@ -36,7 +36,7 @@ def change(
     spark: SparkSession,
     table: Table,
     change: Change,
-    rows: Callable[[SparkSession], DataFrame],
+    rows: Rows,
     once: CommitId,
     context: Mapping[str, object] | None = None,
     limit_s: float = CONFLICT_TIMEOUT_S,
