@@ -25,12 +25,14 @@ from broker_core.core.errors import OptionError
 from broker_core.engine import UNKNOWN_OFFSETS
 from connector.errors import error_summary, unlogged
 from connector.options import AddressOptions
-from connector.stream.offset import is_offset
+from connector.stream.offset import is_offset, is_symbolic
 from connector.stream.query_plan import other_sources, plans
 
 log = logging.getLogger("txmq")
 
 _OWN: dict[tuple[str, str], frozenset[str]] = {}  # engine and app -> the names of its logs, as last seen
+# Engine, app, query and what an offset names: a source that is not txmq stays one as long as its query runs.
+_OTHERS: set[tuple[str, str, str, frozenset[str]]] = set()
 
 
 class OffsetLog:
@@ -94,8 +96,16 @@ class OffsetLog:
             logged = json.loads(offset[max(offset.find("{"), 0) :])
         except ValueError:
             return False
-        names = logged.keys() if isinstance(logged, dict) and all(map(is_offset, logged.values())) else ()
-        return bool(names) and self._logs(names) >= set(names)
+        names = frozenset(logged if isinstance(logged, dict) and all(map(is_offset, logged.values())) else ())
+        source = str(self._address), self._app_id, self._query, names
+        if not names or source in _OTHERS:
+            return False
+        logs = self._logs(names)
+        if not names & logs and not is_symbolic(
+            logged
+        ):  # the app claims a queue before it has a number there
+            _OTHERS.add(source)
+        return names <= logs
 
     def _logs(self, names: Collection[str]) -> frozenset[str]:
         """The queues of the app and their logs, asked again where ``names`` are not among them."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from broker_core.core.errors import OptionError, RemoteProtocolError
 from broker_core.message.message import HEADERS, READ_SCHEMA
@@ -44,20 +45,9 @@ PROPERTIES_TYPE = T.StructType([T.StructField(name, kind) for name, kind in _PRO
 
 ARROW_PROPERTIES = arrow_type(PROPERTIES_TYPE)
 
-_COLUMNS = T.StructType(
-    [
-        T.StructField("queue", T.StringType()),
-        T.StructField("partition", T.IntegerType()),
-        T.StructField("offset", T.LongType()),
-        T.StructField("exchange", T.StringType()),
-        T.StructField("routing_key", T.StringType()),
-        T.StructField("body", T.BinaryType()),
-        T.StructField("timestamp", T.TimestampType()),
-        T.StructField("redelivered", T.BooleanType()),
-    ]
-)
-_PLAIN = len(_COLUMNS)
-_PLAIN_SCHEMA = pa.schema([READ_SCHEMA.field(index) for index in range(_PLAIN)])
+_PLAIN_SCHEMA = READ_SCHEMA.remove(READ_SCHEMA.get_field_index("properties"))
+_PLAIN = len(_PLAIN_SCHEMA)
+_COLUMNS = from_arrow_schema(_PLAIN_SCHEMA)
 _HEADER = T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
 # by the fields of ``Included``: the type in Spark, and in Arrow
 _MORE: dict[str, tuple[T.DataType, pa.DataType]] = {

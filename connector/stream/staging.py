@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -29,15 +29,10 @@ from connector.sql import has, plain
 from connector.stream.schema import to_messages
 from connector.tables.table import is_connect
 
+_TYPES: dict[str, T.DataType] = {"str": T.StringType(), "int": T.LongType()}
 # not as text, which the JVM would have to parse for each staging
-_STAGED_COLUMNS = (
-    T.StructType()
-    .add("branch", T.StringType())
-    .add("partition", T.IntegerType())
-    .add("attempt", T.IntegerType())
-    .add("rows", T.LongType())
-    .add("checksum", T.LongType())
-    .add("receipt", T.StringType())
+_STAGED_COLUMNS = T.StructType(
+    [T.StructField(each.name, _TYPES[str(each.type)]) for each in fields(StagedBranch)]
 )
 _NOTHING = T.StructType().add("nothing", T.IntegerType())
 _STAGED_SCHEMA = pa.schema(arrow_type(_STAGED_COLUMNS))

@@ -1,7 +1,7 @@
-"""What a micro-batch of one row asks of the broker and of the JVM, counted: more is a slower micro-batch.
+"""What a small micro-batch asks of the broker, the JVM, Spark and the disk, counted: more is a slower micro-batch.
 
 A time says little on a machine that does other work, and a count is the same on each. Each case is a query of
-several batches of one row; the first ones, which look at tables and rehearse, are left out.
+several batches; the first one, which looks at tables and rehearses, is left out.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 from broker_core.server.flight.server import FlightServer
 from broker_core.store.durable import DurableStore
 from connector.batch.foreach_batch import BatchTransaction, transactional
+from connector.delta import table_files
+from connector.delta.table_files import TableFiles
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
@@ -39,10 +41,12 @@ class Asked:
         self.syncs = 0
         self.here = threading.local()  # whether a call is under way in this thread
 
-    def batches(self) -> list[list[str]]:
-        """What each batch but the first and the last has asked, which begin and end the query too."""
-        begins = [place for place, name in enumerate(self.calls) if name == "engine.claim"]
-        found = [self.calls[first:last] for first, last in itertools.pairwise(begins)]
+    def batches(self, first: str = "engine.claim") -> list[list[str]]:
+        """What each batch but the first and the last has asked, which begin and end the query too; ``first``: call of a
+        batch.
+        """
+        begins = [place for place, name in enumerate(self.calls) if name == first]
+        found = [self.calls[begin:end] for begin, end in itertools.pairwise(begins)]
         whole = [batch for batch in found if "engine.commit_batch" in batch][1:-1]
         assert all(batch.count(ENDS) <= 1 for batch in whole), whole
         return [[call for call in batch if call != ENDS] for batch in whole]
@@ -120,12 +124,40 @@ def _asking() -> str:
     return "the function of the user"
 
 
-def _rows(rig: Any) -> DataFrame:
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
+    """What this process does with the files of a table, by the name of the operation; Delta's own is in the JVM."""
+    found: collections.Counter[str] = collections.Counter()
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*arguments: Any) -> Any:
+            found[name] += 1
+            return call(*arguments)
+
+        return count
+
+    for name in ("missing", "read", "stamp"):
+        monkeypatch.setattr(TableFiles, name, counted(name, getattr(TableFiles, name)))
+    monkeypatch.setattr(table_files, "sync", counted("fsync", table_files.sync))
+    return found
+
+
+def _rows(rig: Any, rows: int = 1) -> DataFrame:
     rig.declare("in", "out")
     for number in range(BATCHES):
-        rig.publish("in", str(number))
-    stream: DataFrame = rig.stream("in", maxOffsetsPerTrigger=1)
+        rig.publish("in", *[str(number)] * rows)
+    stream: DataFrame = rig.stream("in", maxOffsetsPerTrigger=rows)
     return stream
+
+
+def _lines(rig: Any, rows: int) -> DataFrame:
+    """Those of files, one file a batch."""
+    (rig.directory / "in").mkdir()
+    for number in range(BATCHES):
+        (rig.directory / "in" / str(number)).write_text("line\n" * rows)
+    reader = rig.spark.readStream.format("text").option("maxFilesPerTrigger", 1)
+    lines: DataFrame = reader.load(str(rig.directory / "in")).selectExpr("CAST(value AS binary) AS body")
+    return lines
 
 
 def test_a_batch_of_one_row_of_source_and_sink_is_four_calls_of_the_broker_and_four_syncs(
@@ -139,31 +171,30 @@ def test_a_batch_of_one_row_of_source_and_sink_is_four_calls_of_the_broker_and_f
     assert asked.syncs <= 4 * BATCHES + 4
 
 
+OPENED = "engine.open_batch"
+PUBLISHED = ["engine.claim", OPENED, "read", "stage", "engine.commit_batch"]
+APPENDED = [*PUBLISHED, "engine.mark_applied"]
+# of a source that is not txmq: nothing asks what the app has there
+OF_FILES = [OPENED, "stage", "engine.commit_batch", "engine.mark_applied"]
+
+
 # ``most``: what PySpark asks to select a column and to give Spark a function, or Delta to write and add a file, and what
 # is asked to know that the batch was executed as a whole
 @pytest.mark.parametrize(
-    ("operation", "calls", "most"),
+    ("source", "operation", "calls", "most"),
     [
-        ("publish", ["engine.claim", "engine.open_batch", "read", "stage", "engine.commit_batch"], 68),
-        (
-            "append",
-            [
-                "engine.claim",
-                "engine.open_batch",
-                "read",
-                "stage",
-                "engine.commit_batch",
-                "engine.mark_applied",
-            ],
-            64,
-        ),
+        ("queue", "publish", PUBLISHED, 68),
+        ("queue", "append", APPENDED, 64),
+        ("files", "append", OF_FILES, 64),
     ],
 )
-def test_a_batch_of_one_row_in_foreachbatch_asks_the_jvm_and_the_broker_no_more_than_it_did(
+def test_a_small_batch_in_foreachbatch_asks_the_jvm_the_broker_spark_and_the_disk_no_more_than_it_did(
     rig: Any,
     spark: SparkSession,
     asked: Asked,
     gateway: Gateway,
+    files: collections.Counter[str],
+    source: str,
     operation: str,
     calls: list[str],
     most: int,
@@ -171,7 +202,7 @@ def test_a_batch_of_one_row_in_foreachbatch_asks_the_jvm_and_the_broker_no_more_
 ) -> None:
     # PySpark names every package of the session to the JVM with each function: how many is the session's affair
     monkeypatch.setattr(spark.sparkContext, "_python_includes", [])
-    table = str(rig.directory / "table")
+    table, rows = str(rig.directory / "table"), 1 if operation == "publish" else 10
     spark.createDataFrame([], "body binary").write.format("delta").save(table)
 
     def function(batch: DataFrame, tx: BatchTransaction) -> None:
@@ -181,9 +212,20 @@ def test_a_batch_of_one_row_in_foreachbatch_asks_the_jvm_and_the_broker_no_more_
             tx.append(batch.select("body"), table)
 
     each = gateway.counting(transactional(function, url=rig.broker.url, app_id="app"))
-    writer = _rows(rig).writeStream.foreachBatch(each).option("checkpointLocation", rig.checkpoint())
-    writer.trigger(availableNow=True).start().awaitTermination()
-    assert asked.batches() and all(batch == calls for batch in asked.batches()), asked.batches()
+    stream = _rows(rig, rows) if source == "queue" else _lines(rig, rows)
+    writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", rig.checkpoint())
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    batches = asked.batches(calls[0])
+    assert batches and all(batch == calls for batch in batches), batches
     assert len(gateway.batches) == BATCHES
     for counter in gateway.batches[1:]:
         assert counter.total() <= most, counter.most_common()
+    tracker = spark.sparkContext.statusTracker()
+    jobs = sorted(tracker.getJobIdsForGroup(str(query.runId)))
+    assert len(jobs) <= BATCHES + 1  # the first batch looks at the table
+    assert [len(tracker.getJobInfo(job).stageIds) for job in jobs[1 - BATCHES :]] == [1] * (BATCHES - 1)
+    assert asked.syncs <= BATCHES * len(calls) + 4  # each call is one
+    # of an append: the file, its directory and those above that nobody else has made; the commit is read back
+    assert files["fsync"] <= 4 * BATCHES + 2 and files["read"] <= BATCHES, files
+    assert files["stamp"] <= 8 * BATCHES and files["missing"] <= 2 * BATCHES, files

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from broker_core.client.broker import BrokerClient
 from broker_core.core.errors import OptionError
 from broker_core.engine import START, UNKNOWN_OFFSETS, Limit, Origin
 from broker_core.launcher import Broker
@@ -75,6 +76,29 @@ def test_an_entry_with_offsets_of_other_sources_is_another_one_whenever_it_is_pl
         return OffsetLog(address, "app", entry(tmp_path, *offsets, planned=planned)).digest(7, QUERY)
 
     assert digest(1) == digest(1) != "" and digest(1) != digest(2) != ""
+
+
+@pytest.mark.parametrize("app_id", ["app", "none"])
+def test_the_engine_is_asked_once_whether_a_source_of_a_query_is_txmqs(
+    address: AddressOptions, tmp_path: Path, app_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an app that has nothing there yet, or some of what is named, it is asked again: more may be its own."""
+    calls: list[str] = []
+    app = BrokerClient.app
+    monkeypatch.setattr(BrokerClient, "app", lambda self, name: calls.append(name) or app(self, name))
+
+    def asks(offset: str, query: str = QUERY) -> int:
+        """How often, for two batches."""
+        calls.clear()
+        for planned in range(2):
+            checkpoint = entry(tmp_path, offset, planned=planned, query=query)
+            assert OffsetLog(address, app_id, checkpoint).digest(7, query) != ""
+        return len(calls)
+
+    assert asks('{"logOffset":"start"}') == 2
+    assert [asks(f'{{"logOffset":{number}}}') for number in (3, 4)] == [1, 0]
+    assert asks('{"orders":1,"another":1}') == (2 if app_id == "app" else 1)
+    assert asks('{"logOffset":3}', "another query") == 1
 
 
 def test_what_a_sink_does_not_know_is_refused_unless_the_app_reads_a_queue(
