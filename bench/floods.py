@@ -30,6 +30,7 @@ from broker_core.amqp.v0_9_1 import methods as m
 
 PEERS = 50
 CHANNELS = 500
+CALLS = 2000
 SECONDS = 3.0
 UNDER_WAY = 1 << 20  # bytes that have been sent when the others are looked at
 EVERY_S = 0.005  # between two publishes of the other client
@@ -136,6 +137,35 @@ OTHERS: dict[str, Flood] = {
     "HTTP/2, a header without an end": Flood(
         b"\0\0\x01\x09\0\0\0\0\x01\x40", _HTTP_2 + b"\0\0\x01\x01\0\0\0\0\x01\x40", server="flight"
     ),
+}
+
+
+def _frame_2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+
+
+def _calls(method: str, header: str = "", *, reset: bool = False) -> bytes:
+    """``CALLS`` of them; the first one again ends the connection. ``header``: of ``authorization``."""
+    fields = {
+        ":method": "POST", ":scheme": "http", ":authority": "broker", "te": "trailers",
+        ":path": f"/arrow.flight.protocol.FlightService/{method}", "content-type": "application/grpc",
+    } | ({"authorization": header} if header else {})  # fmt: skip
+    texts = ((each.encode() for each in pair) for pair in fields.items())
+    coded = b"".join(
+        b"\x10" + bytes((len(name),)) + name + bytes((len(value),)) + value for name, value in texts
+    )
+    found = bytearray()
+    for stream in range(1, 2 * CALLS, 2):
+        end = _frame_2(3, 0, stream, b"\0\0\0\x08") if reset else _frame_2(0, 1, stream, bytes(5))
+        found += _frame_2(1, 4, stream, coded) + end
+    return bytes(found)
+
+
+OTHERS |= {
+    "Flight, calls": Flood(_calls("DoAction"), _HTTP_2, server="flight"),
+    "Flight, calls of a stranger": Flood(_calls("DoAction", "Bearer none"), _HTTP_2, server="flight"),
+    "Flight, calls that are reset": Flood(_calls("DoAction", reset=True), _HTTP_2, server="flight"),
+    "Flight, calls of nothing": Flood(_calls("Handshake"), _HTTP_2, server="flight"),
 }
 
 

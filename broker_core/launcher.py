@@ -138,7 +138,7 @@ class Broker:
             self.vhosts.connections = self._amqp.connections_to
             undo.callback(self._amqp.stop)
         # 5. certificates that change while the broker runs
-        self._renewal = Renewal(files, self._server.renew) if files is not None else None
+        self._renewal = Renewal(files) if files is not None else None
         if self._renewal is not None:
             undo.callback(self._renewal.stop)
         # 6. HTTP

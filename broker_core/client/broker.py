@@ -148,7 +148,7 @@ class BrokerClient:
         self._connection.close()
 
     def _call(self, method: str, **arguments: object) -> Any:
-        (answer,) = self._connection.call(f"engine.{method}", contract.encode(arguments))
+        answer = self._connection.call(f"engine.{method}", contract.encode(arguments))
         return contract.decode(contract.answer_type(method), answer)
 
     def identity(self, app_id: str = "") -> str:
@@ -184,10 +184,9 @@ class BrokerClient:
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         """As in the port: from mapped files on the broker's host, elsewhere over Flight."""
-        plan_json, *rows = self._connection.call("read", contract.encode(ticket))
-        if rows:
-            return iter(contract.decode_rows(rows[0]))
-        plan: ReadPlan = contract.decode(ReadPlan, plan_json)
+        plan, rows = contract.decode_read(self._connection.call("read", contract.encode(ticket)))
+        if plan is None:
+            return iter(contract.decode_rows(rows))
         directory = self._connection.live().local if self._map_files else ""
         return self._read_mapped(ticket, plan, directory) if directory else self._read_served(ticket)
 
@@ -375,7 +374,7 @@ class BrokerClient:
 
     def administer(self, kind: type[T], word: str, *, timeout_s: float | None = None, **given: object) -> T:
         """A word of ``admin.`` and its answer, of type ``kind``; called by what has a method for each."""
-        (answer,) = self._connection.call(f"admin.{word}", contract.encode(given), timeout_s=timeout_s)
+        answer = self._connection.call(f"admin.{word}", contract.encode(given), timeout_s=timeout_s)
         found: T = contract.decode(kind, answer)
         return found
 

@@ -235,7 +235,7 @@ class RemoteChannel:
     def _took_place(self) -> bool:
         """Whether the last call, whose answer was lost, has committed or prepared. Raises UnknownOutcome."""
         arguments = {"channel": self._id, "number": self._number, "since_us": self._opened_us}
-        (answer,) = self._connection.call("admin.call_took_place", contract.encode(arguments))
+        answer = self._connection.call("admin.call_took_place", contract.encode(arguments))
         return bool(contract.decode(bool, answer))
 
     # -- lease and close -------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class RemoteChannel:
         call = contract.encode(contract.ChannelCall(self._id, self._number + 1, arguments))
         self._number += 1
         try:
-            (answer,) = self._connection.call(f"channel.{word}", call)
+            answer = self._connection.call(f"channel.{word}", call)
         except errors.ConnectionFailed:
             self._closed = errors.ConnectionFailed  # what the broker may still hold of it ends with its lease
             _open.discard(self)
@@ -300,10 +300,9 @@ class RemoteChannel:
         return answer
 
     def _send(self, word: str, number: int, arguments: dict[str, object]) -> object:
-        (answer,) = self._connection.call(
+        return self._connection.call(
             f"channel.{word}", contract.encode(contract.ChannelCall(self._id, number, arguments))
         )
-        return answer
 
 
 def _keep(channel: RemoteChannel) -> None:

@@ -137,8 +137,8 @@ class FlightConnection:
         *,
         patience: Backoff | None = None,
         timeout_s: float | None = None,
-    ) -> list[pa.Buffer]:
-        """The results of an action. Raises what the broker raised, or ConnectionFailed. ``timeout_s``: of one
+    ) -> pa.Buffer:
+        """The result of an action. Raises what the broker raised, or ConnectionFailed. ``timeout_s``: of one
         try; None: as long as the broker lives.
         """
         options = arrow_flight.FlightCallOptions(timeout=timeout_s)
@@ -146,7 +146,8 @@ class FlightConnection:
         while True:
             live = self.live(patience)
             try:
-                return [result.body for result in live.client.do_action((action, body), options)]
+                (result,) = live.client.do_action((action, body), options)
+                return result.body
             except FAILED as error:
                 # a channel keeps the answer to each call
                 self.broken(live, error, patience, again=not action.startswith("channel."))
@@ -167,7 +168,10 @@ class FlightConnection:
             raise errors.RemoteProtocolError(
                 f"{self.address}: {type(error).__name__}: {errors.one_line(error)[:500]}"
             ) from error
-        self._drop(live)
+        if not isinstance(
+            error, arrow_flight.FlightCancelledError
+        ):  # by a broker with too many calls, or gone
+            self._drop(live)
         if not patience.failed():
             raise crossed or self._failure() from error
 
@@ -322,8 +326,9 @@ def _try(address: Address, directory_id: str) -> Live | None:
 def _proven(client: arrow_flight.FlightClient, token: str) -> bool:
     """Whether the broker has the token, which is not sent before. Raises as an action does."""
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
-    options = arrow_flight.FlightCallOptions(timeout=HELLO_S)
-    answers = [result.body.to_pybytes() for result in client.do_action(("prove", challenge), options)]
+    header = (authorization.CHALLENGE_HEADER.encode(), challenge.hex().encode())
+    options = arrow_flight.FlightCallOptions(timeout=HELLO_S, headers=[header])
+    answers = [result.body.to_pybytes() for result in client.do_action(("prove", b""), options)]
     return len(answers) == 1 and hmac.compare_digest(answers[0], proof(token, challenge))
 
 

@@ -54,7 +54,7 @@ def stage(
 def _stage_small(
     connection: FlightConnection, header: BranchHeader, batch: pa.RecordBatch
 ) -> contract.PartReceipt:
-    (answer,) = connection.call("stage", contract.encode_part(contract.PartHeader(header, 0), batch))
+    answer = connection.call("stage", contract.encode_part(contract.PartHeader(header, 0), batch))
     receipt: contract.PartReceipt = contract.decode(contract.PartReceipt, answer)
     return receipt
 
@@ -170,7 +170,7 @@ class _FileStream:
     def _hand_over(self, writer: PartWriter) -> None:
         """The call may reach the broker twice, also after a restart: parts are staged once."""
         file = writer.end()
-        (answer,) = self._connection.call(
+        answer = self._connection.call(
             "adopt", contract.encode(contract.FileHeader(self._header, len(self.receipts), file))
         )
         receipts: list[contract.PartReceipt] = contract.decode(list[contract.PartReceipt], answer)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from broker_core.core.errors import LoginRefused
 
 HEADER = "authorization"
+CHALLENGE_HEADER = "txmq-challenge"  # of ``prove``, in hexadecimal: its answer needs no body, and no wait
 CHALLENGE_BYTES = 32
 CLIENT_HEADER = "txmq-client"  # percent-encoded: program, host and process, for an operator
 VHOST_HEADER = "txmq-vhost"  # percent-encoded; without it the call is for "/"

@@ -3,10 +3,10 @@
 ====================  ================================================================================
 action                body -> results
 ====================  ================================================================================
-``prove``             a random challenge -> that the broker has the directory's token; needs no login
+``prove``             (a random challenge as a header) -> that the broker has the directory's token
 ``hello``             nothing -> :class:`Hello`
 ``engine.<method>``   arguments of the :class:`~broker_core.engine.Engine` method -> its answer
-``read``              ReadTicket -> :class:`~broker_core.arrow.rows.ReadPlan`, then few rows (Arrow IPC)
+``read``              ReadTicket -> :class:`~broker_core.arrow.rows.ReadPlan`, or few rows (Arrow IPC)
 ``stage``             :class:`PartHeader`, then one part (an Arrow IPC stream) -> :class:`PartReceipt`
 ``adopt``             :class:`FileHeader` -> a list of PartReceipt; empty if the broker cannot take the file
 ``channel.<word>``    :class:`ChannelCall` -> the word's answer
@@ -48,12 +48,13 @@ import pyarrow as pa
 
 from broker_core.arrow.part_file import PartFile
 from broker_core.arrow.parts import PART_BYTES, stream_of
+from broker_core.arrow.rows import ReadPlan
 from broker_core.arrow.stated_size import stated_bytes
 from broker_core.core import checks, errors, pieces
 from broker_core.engine import AppOperator, BranchHeader, Engine, ReadTicket, Sink, Source
 from broker_core.message.message import MAX_BODY_BYTES
 
-VERSION = 8  # of this contract; a client refuses a broker of another one
+VERSION = 9  # of this contract; a client refuses a broker of another one
 
 SMALL_READ_ROWS = 1024  # so few rows come with the plan
 SMALL_READ_BYTES = 1024 * 1024
@@ -335,8 +336,23 @@ def decode_rows(data: pa.Buffer | bytes) -> list[pa.RecordBatch]:
 
 
 def encode_part(header: PartHeader, batch: pa.RecordBatch) -> bytes:
+    return _headed(header, stream_of([batch], batch.schema))
+
+
+def _headed(header: object, rows: pa.Buffer | bytes) -> bytes:
     head = encode(header)
-    return b"".join((len(head).to_bytes(4, "little"), head, memoryview(stream_of([batch], batch.schema))))
+    return b"".join((len(head).to_bytes(4, "little"), head, memoryview(rows)))
+
+
+def encode_read(plan: ReadPlan | None, rows: pa.Buffer | bytes = b"") -> bytes:
+    """The answer of ``read``. ``plan`` None: these are all rows."""
+    return _headed(plan, rows)
+
+
+def decode_read(data: pa.Buffer) -> tuple[ReadPlan | None, pa.Buffer]:
+    """Raises RemoteProtocolError."""
+    end = 4 + int.from_bytes(bytes(data[:4]), "little")
+    return decode(ReadPlan | None, data.slice(4, end - 4)), data.slice(end)
 
 
 def decode_part(data: pa.Buffer) -> tuple[PartHeader, pa.Buffer]:

@@ -50,8 +50,7 @@ def _gives_up(directory: str) -> bool:
     try:
         if connection.live().hello.id != found.id:
             return False
-        (answer,) = connection.call("admin.give_up")
-        return bool(contract.decode(bool, answer))
+        return bool(contract.decode(bool, connection.call("admin.give_up")))
     except errors.TxmqError:  # it is ending, or has another version
         return False
     finally:

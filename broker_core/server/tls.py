@@ -11,7 +11,6 @@ import logging
 import os
 import ssl
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -199,10 +198,10 @@ def _escaped(value: str) -> str:
 
 
 class Renewal:
-    """A thread that looks at the files, and calls ``renewed`` when they have changed."""
+    """A thread that looks at the files."""
 
-    def __init__(self, files: TlsFiles, renewed: Callable[[], None]) -> None:
-        self._files, self._renewed = files, renewed
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
         self._ended = threading.Event()
         self._asked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="txmq-tls", daemon=True)
@@ -213,7 +212,6 @@ class Renewal:
         self._asked.set()
 
     def stop(self) -> None:
-        """A renewal that waits for its port ends when the listener is closed."""
         self._ended.set()
         self._asked.set()
         self._thread.join(STOP_S)
@@ -223,7 +221,7 @@ class Renewal:
             asked = self._asked.wait(LOOK_S)
             self._asked.clear()
             try:
-                if not self._ended.is_set() and self._files.renew(always=asked):
-                    self._renewed()
+                if not self._ended.is_set():
+                    self._files.renew(always=asked)
             except Exception:
                 logger.exception("the certificates could not be renewed")

@@ -55,14 +55,14 @@ class Asked:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     found = Asked()
-    do_action, commit = FlightServer.do_action, DurableStore.commit
+    answer, commit = FlightServer._answer, DurableStore.commit
 
-    def counted(server: FlightServer, context: Any, action: Any) -> Any:
-        if action.type not in ("hello", "prove"):  # each process connects once
-            found.calls.append(action.type)
+    def counted(server: FlightServer, caller: Any, kind: str, word: str, body: Any) -> bytes:
+        if word != "hello":  # each process connects once
+            found.calls.append(f"{kind}.{word}" if kind else word)
         found.here.asked = True
         try:
-            return do_action(server, context, action)
+            return answer(server, caller, kind, word, body)
         finally:
             found.here.asked = False
 
@@ -70,7 +70,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         found.syncs += getattr(found.here, "asked", False)
         commit(store, changes)
 
-    monkeypatch.setattr(FlightServer, "do_action", counted)
+    monkeypatch.setattr(FlightServer, "_answer", counted)
     monkeypatch.setattr(DurableStore, "commit", synced)
     return found
 

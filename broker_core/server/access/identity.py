@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
+
+from broker_core.flight.authorization import Basic, Bearer
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,16 @@ class Identity:
 
 
 OWNER = Identity("", owner=True)
+
+
+class Standing(Enum):
+    """What can be said of the credentials of a call at once. ``known``: they are right, or were a moment ago.
+    ``unproven``: a check may take its time.
+    """
+
+    known = auto()
+    unproven = auto()
+    refused = auto()
 
 
 class Authenticator(Protocol):
@@ -33,3 +46,9 @@ class Authenticator(Protocol):
     def anonymous(self, address: str) -> Identity:
         """Of a call that carries no ``authorization``."""
         ...
+
+    def standing(self, credentials: Basic | Bearer | None) -> Standing:
+        """Waits for nothing, and raises nothing."""
+        ...
+
+    def prove(self, challenge: bytes) -> bytes: ...

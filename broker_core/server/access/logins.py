@@ -12,15 +12,13 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 
-import pyarrow as pa
-
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.access.users import DEFAULT_USER, Users
 from broker_core.core.address import VHOST
 from broker_core.core.errors import LoginRefused
-from broker_core.flight.authorization import CHALLENGE_BYTES, proof
+from broker_core.flight.authorization import CHALLENGE_BYTES, Basic, Bearer, proof
 from broker_core.server.access.audit import Audit
-from broker_core.server.access.identity import OWNER, Identity
+from broker_core.server.access.identity import OWNER, Identity, Standing
 from broker_core.server.access.password_checks import (
     REMEMBERED,
     TOKEN_ONLY,
@@ -97,15 +95,26 @@ class Logins:
             self.audit.record("login", user, address, listener="flight", answer="accepted")
 
     def bearer(self, token: str, address: str) -> Identity:
-        if self._token and hmac.compare_digest(self._token, token.encode(errors="surrogateescape")):
+        if self._is_token(token):
             return OWNER
         raise LoginRefused("the token is not valid for this broker", "read it again from endpoint.json")
 
-    def prove(self, challenge: pa.Buffer) -> bytes:
+    def prove(self, challenge: bytes) -> bytes:
         """The proof that this broker has the directory's token; b"" if there is none, or to no challenge."""
-        if not self._token or challenge.size != CHALLENGE_BYTES:
+        if not self._token or len(challenge) != CHALLENGE_BYTES:
             return b""
-        return proof(self._token.decode(), challenge.to_pybytes())
+        return proof(self._token.decode(), challenge)
+
+    def standing(self, credentials: Basic | Bearer | None) -> Standing:
+        if credentials is None:
+            return Standing.unproven if self._open and self._users.default else Standing.refused
+        if isinstance(credentials, Bearer):
+            return Standing.known if self._is_token(credentials.token) else Standing.refused
+        remembered = self._checks.remembers(credentials.user, credentials.password)
+        return Standing.known if remembered else Standing.unproven
+
+    def _is_token(self, token: str) -> bool:
+        return bool(self._token) and hmac.compare_digest(self._token, token.encode(errors="surrogateescape"))
 
     def anonymous(self, address: str) -> Identity:
         if self._open and self._users.default and is_loopback(address):

@@ -266,6 +266,11 @@ class PasswordChecks:
     def _kept(self, user: str, text: str) -> str:
         return text if passwords.is_hash(text) else "=" + self.digest(user, text).hex()
 
+    def remembers(self, user: str, password: str) -> bool:
+        """Whether this password of the user was right before."""
+        kept = self.kept_of(user)
+        return kept is not None and self._right.get(self.digest(user, password)) == kept
+
     def digest(self, user: str, password: str) -> bytes:
         """Of user and password, under a key that only this process has."""
         name = user.encode(errors="surrogateescape")

@@ -17,8 +17,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pyarrow as pa
-import pyarrow.flight
 import xxhash
 
 from broker_core.core import failpoint
@@ -28,6 +28,7 @@ from broker_core.flight import contract
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.caller import Caller
 from broker_core.server.flight.call_permissions import CallPermissions
+from broker_core.server.flight.calls import CallFailed
 from broker_core.server.flight.streams import Stream
 from broker_core.store.catalog import CATALOG_COPY, QUERIES
 from broker_core.store.directory import segment_path
@@ -88,7 +89,7 @@ def _catalog(store: DurableStore, stopping: threading.Event) -> Iterator[tuple[l
     def progress() -> None:
         failpoint.here("server.backup.step")
         if stopping.is_set():
-            raise pyarrow.flight.FlightUnavailableError("the broker is stopping")
+            raise CallFailed(grpc.StatusCode.UNAVAILABLE, "the broker is stopping")
 
     path = store.directory / CATALOG_COPY
     with store.kept() as copy_catalog:  # one at a time: nobody else has this path

@@ -11,14 +11,30 @@ import threading
 import time
 from collections.abc import Iterator
 
+import grpc
+
 from broker_core.core.errors import Busy
 from broker_core.server.alarm import Alarm
-from broker_core.server.quotas import Quota
+from broker_core.server.quotas import Quota, UserLimit
 
 # they are short, and a client needs them to give back what it has
 UNLIMITED = ("hello", "channel.keepalive", "channel.close")
 # they bring messages; while memory or the disk is low, only what makes room goes on
 PUBLISHES = ("channel.publish", "channel.publish_all", "stage", "adopt", "put")
+SILENT = UserLimit(1000, 100)  # calls that have sent nothing yet; each holds a thread
+
+
+class CallFailed(Exception):
+    """Ends a call with a status of gRPC."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def _too_many_silent(user: str, limit: int, own: bool) -> Busy:
+    whose = f" of user '{user}'" if own else ""
+    return Busy(f"{limit} calls{whose} have sent nothing yet, which is the limit", "try again")
 
 
 class Calls:
@@ -27,6 +43,7 @@ class Calls:
     def __init__(self, quota: Quota, alarm: Alarm | None = None) -> None:
         self._quota = quota
         self._alarm = alarm
+        self._silent = Quota(SILENT, _too_many_silent)
         self._lock = threading.Lock()
         self._last_end = time.monotonic()
         self.in_progress = 0
@@ -46,6 +63,10 @@ class Calls:
             with self._lock:
                 self.in_progress -= 1
                 self._last_end = time.monotonic()
+
+    def silent(self, user: str) -> contextlib.AbstractContextManager[None]:
+        """While the call has brought nothing yet. Raises Busy."""
+        return self._silent.within(user)
 
     def limited(self, name: str, user: str) -> contextlib.AbstractContextManager[None]:
         """Raises Busy, also for a publish while the broker is short of memory or disk."""

@@ -1,14 +1,13 @@
-"""Connections of Flight that have not logged in: their number, time, bytes and streams are bounded.
+"""Connections of Flight that have not logged in: their number, time, bytes and calls are bounded.
 
-gRPC's own limits do not do: pyarrow does not pass its settings on, and by default gRPC takes any number of
-connections, keeps a silent one for a minute and one that answers its SETTINGS for good; STREAMS calls that
-send nothing would refuse all others meanwhile. So a thread looks at the connections of the ports
+gRPC's own limits do not do: it would refuse whoever comes last, keeps a silent connection for a minute and
+one that answers its SETTINGS for good. So a thread looks at the connections of the ports
 (``kernel_sockets.py``), and shuts down those that have no right to be there: nothing lies between a client
 and gRPC. While all have logged in and this host has as many sockets as before, it looks less often.
 
 Not here: calls of those who have logged in (``calls.py``, ``quotas.py``).
-Invariant: a connection on which a call was let in is never ended. At most STREAMS calls wait for their first
-message; one more is refused, and ends all connections that have not logged in and are not being asked.
+Invariant: a connection on which a call was let in is never ended. At most LOGINS calls wait for their login;
+one more is refused, and ends all connections that have not logged in and are not being asked.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ LOOK_S = 0.05
 LOOK_SELDOM_S = 0.5  # nothing has changed, or only the owner of the directory may use the broker
 WAITING = 256  # that have not logged in, and at most half of all
 BYTES = 64 * 1024  # before a login; a client of txmq says hello first
-STREAMS = 64  # that have sent their headers and nothing else; each holds a thread
+LOGINS = 256  # that are being checked; each holds a thread
+REFUSALS = 256  # of calls of one connection
 HANDSHAKE_S = 10.0
 REPORT_S = 5.0
 
@@ -57,7 +57,8 @@ class FlightConnectionLimit:
         self._asked: Counter[Peer] = Counter()  # logins that are being checked
         self._proved: dict[str, tuple[Peer, float]] = {}  # by gRPC's name; and since when
         self._seen: dict[Peer, float] = {}  # that have not logged in
-        self._silent: set[object] = set()  # calls that have sent their headers
+        self._logins, self._flooded = 0, False  # calls that wait for theirs, and whether one had no room
+        self._refusals: Counter[Peer] = Counter()
         self._looked: tuple[int | None, float] = (
             None,
             0.0,
@@ -88,18 +89,28 @@ class FlightConnectionLimit:
             self._thread.join()
 
     # -- calls -----------------------------------------------------------------------------------------------
-    def begin(self, call: object) -> bool:
-        """The headers of a call have come. Returns whether it is let in."""
+    def begin(self) -> bool:
+        """Whether the login of one more call may be checked; then ``begun`` follows."""
         with self._lock:
-            if len(self._silent) < STREAMS:
-                self._silent.add(call)
+            if self._logins < LOGINS:
+                self._logins += 1
                 return True
+            self._flooded = True
         self._wake.set()
         return False
 
-    def begun(self, call: object) -> None:
-        """It has sent what it asks for, or has ended. It may be repeated."""
-        self._silent.discard(call)
+    def begun(self) -> None:
+        with self._lock:
+            self._logins -= 1
+
+    def refused(self, name: str) -> None:
+        """A call of the client that gRPC calls ``name`` was not let in, or was none of ours."""
+        if name in self._proved or (peer := peer_of(name)) is None:
+            return
+        with self._lock:
+            self._refusals[peer] += 1
+            if self._refusals[peer] > REFUSALS:
+                self._wake.set()
 
     @contextlib.contextmanager
     def login(self, name: str) -> Iterator[Callable[[str], None]]:
@@ -131,11 +142,12 @@ class FlightConnectionLimit:
     def _run(self, kernel: KernelSockets, ports: Callable[[], Sequence[int]]) -> None:
         with contextlib.closing(kernel):
             while not self._ended:
-                flooded = self._wake.wait(self._look_s)
+                woken = self._wake.wait(self._look_s)
                 self._wake.clear()
+                flooded, self._flooded = self._flooded, False
                 now = time.monotonic()
                 try:
-                    if not self.must_look(kernel.count(), now, flooded=flooded):
+                    if not self.must_look(kernel.count(), now, woken=woken):
                         continue
                     found = [each for port in ports() for each in kernel.connections(port)]
                     ending = self.overdue(found, now, flooded=flooded)
@@ -149,19 +161,19 @@ class FlightConnectionLimit:
                         "the connections of Spark's port cannot be looked at, nor limited: %s", error
                     )
 
-    def must_look(self, counted: int | None, now: float, *, flooded: bool) -> bool:
+    def must_look(self, counted: int | None, now: float, *, woken: bool) -> bool:
         """Whether connections may have come, gone or become overdue since the last look, which this one then
         is. ``counted``: sockets of this host. One that comes while another one goes is found later.
         """
         before, looked_at = self._looked
         same = counted is not None and counted == before
-        if same and not self._seen and not flooded and now - looked_at < LOOK_SELDOM_S:
+        if same and not self._seen and not woken and now - looked_at < LOOK_SELDOM_S:
             return False
         self._looked = counted, now
         return True
 
     def overdue(self, found: Sequence[Connected], now: float, *, flooded: bool = False) -> list[Connected]:
-        """Which of the connections end. ``flooded``: more than STREAMS calls are silent."""
+        """Which of the connections end. ``flooded``: more than LOGINS calls wait for their login."""
         with self._lock:
             there = {each.peer for each in found}
             left = [name for name, (peer, at) in self._proved.items() if peer not in there and at < now]
@@ -169,6 +181,8 @@ class FlightConnectionLimit:
                 del self._proved[name]
                 self._quota.leave(name)
             proved, asked = {peer for peer, _ in self._proved.values()}, set(self._asked)
+            self._refusals = Counter({peer: n for peer, n in self._refusals.items() if peer in there})
+            refused = {peer for peer, number in self._refusals.items() if number > REFUSALS}
         for name in left:
             for tell in self.gone:
                 tell(name)
@@ -179,7 +193,10 @@ class FlightConnectionLimit:
         ending = {
             each
             for each in idle
-            if flooded or each.received > BYTES or now - self._seen[each.peer] > self._handshake_s
+            if flooded
+            or each.received > BYTES
+            or each.peer in refused
+            or now - self._seen[each.peer] > self._handshake_s
         }
         most_waiting = min(WAITING, max(self.limit // 2, 1))
         over = max(len(waiting) - most_waiting, len(found) - self.limit) - len(ending)

@@ -1,4 +1,5 @@
-"""The login of a Flight call: its ``authorization`` header becomes an ``Identity``.
+"""The login of a Flight call: its ``authorization`` header becomes an ``Identity``, before anything that the
+call brings is read.
 
 Not here: whether a password is right (``access/logins.py``), what the caller may do.
 """
@@ -6,89 +7,53 @@ Not here: whether a password is right (``access/logins.py``), what the caller ma
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from urllib.parse import unquote
-
-import pyarrow.flight
 
 from broker_core.core.address import VHOST
 from broker_core.core.errors import LoginRefused, RemoteProtocolError
 from broker_core.flight import authorization
 from broker_core.server.access.identity import Authenticator, Identity
-from broker_core.server.flight.connection_limit import FlightConnectionLimit
 
-MIDDLEWARE = "authorization"  # the name under which a server has ``ReadHeader``
 _LONGEST = 255  # characters of what a client calls itself
 _PEER = re.compile(r"^(?:ipv4|ipv6):(.*?)(?::\d+)?$")
 
 
-class ReadHeader(pyarrow.flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
-    """Keeps the header of each call: only the call itself knows the address of its client."""
+class Headers:
+    """What a call says of its caller."""
 
-    def __init__(self, connection_limit: FlightConnectionLimit) -> None:
-        super().__init__()
-        self._connection_limit = connection_limit
+    __slots__ = ("_values",)
 
-    def start_call(self, _info: object, headers: dict[str, list[str]]) -> Header:
-        """Before the call has sent anything else. Refuses it if too many have not."""
-        made = Header(
-            self._connection_limit,
-            headers.get(authorization.HEADER, []),
-            headers.get(authorization.VHOST_HEADER, []),
-            headers.get(authorization.CLIENT_HEADER, []),
-        )
-        if not self._connection_limit.begin(made):
-            raise pyarrow.flight.FlightUnavailableError(
-                "too many calls have sent nothing but headers; try again"
-            )
-        return made
+    def __init__(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        self._values = [(name, value) for name, value in metadata if isinstance(value, str)]
+
+    def values(self, name: str) -> list[str]:
+        return [value for found, value in self._values if found == name]
 
 
-class Header(pyarrow.flight.ServerMiddleware):  # type: ignore[misc]
-    """The ``authorization`` headers of one call, and those that name its virtual host and its client."""
-
-    def __init__(
-        self,
-        connection_limit: FlightConnectionLimit,
-        values: list[str],
-        vhosts: list[str],
-        clients: list[str],
-    ) -> None:
-        super().__init__()
-        self.clients = clients
-        self._connection_limit = connection_limit
-        self.values = values
-        self.vhosts = vhosts
-
-    def begun(self) -> None:
-        self._connection_limit.begun(self)
-
-    def call_completed(self, _error: Exception | None) -> None:
-        self._connection_limit.begun(self)
-
-
-def identity(
-    context: pyarrow.flight.ServerCallContext, authenticator: Authenticator, address: str
-) -> Identity:
-    """Who makes the call of ``context``. Raises LoginRefused."""
-    header = context.get_middleware(MIDDLEWARE)
-    values = [] if header is None else header.values
-    if header is not None:
-        header.begun()
-    if not values:
-        return authenticator.anonymous(address)
-    if len(values) > 1:
-        raise LoginRefused(f"a call has {len(values)} headers {authorization.HEADER!r}", "send one")
-    match authorization.parse(values[0]):
+def identity(headers: Headers, authenticator: Authenticator, peer: str) -> Identity:
+    """Who makes the call. ``peer``: gRPC's name of the client. Raises LoginRefused."""
+    address = peer_address(peer)
+    match credentials(headers):
+        case None:
+            return authenticator.anonymous(address)
         case authorization.Basic(user, password):
-            return authenticator.basic(user, password, address, context.peer())
+            return authenticator.basic(user, password, address, peer)
         case authorization.Bearer(token):
             return authenticator.bearer(token, address)
 
 
-def asked_vhost(context: pyarrow.flight.ServerCallContext) -> str:
+def credentials(headers: Headers) -> authorization.Basic | authorization.Bearer | None:
+    """What the call brings; None: nothing. Raises LoginRefused."""
+    values = headers.values(authorization.HEADER)
+    if len(values) > 1:
+        raise LoginRefused(f"a call has {len(values)} headers {authorization.HEADER!r}", "send one")
+    return authorization.parse(values[0]) if values else None
+
+
+def asked_vhost(headers: Headers) -> str:
     """The virtual host of a call; ``/`` if it names none. Raises RemoteProtocolError."""
-    header = context.get_middleware(MIDDLEWARE)
-    values = [] if header is None else header.vhosts
+    values = headers.values(authorization.VHOST_HEADER)
     if not values:
         return VHOST
     try:
@@ -100,10 +65,10 @@ def asked_vhost(context: pyarrow.flight.ServerCallContext) -> str:
         ) from None
 
 
-def client_of(context: pyarrow.flight.ServerCallContext) -> str:
+def client_of(headers: Headers) -> str:
     """What the client of a call calls itself; "" if it does not. It is shown, and no rule asks for it."""
-    header = context.get_middleware(MIDDLEWARE)
-    return unquote(header.clients[0][: 3 * _LONGEST])[:_LONGEST] if header and header.clients else ""
+    values = headers.values(authorization.CLIENT_HEADER)
+    return unquote(values[0][: 3 * _LONGEST])[:_LONGEST] if values else ""
 
 
 def peer_address(peer: str) -> str:

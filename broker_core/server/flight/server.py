@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import cast
 
+import grpc
 import pyarrow as pa
-import pyarrow.flight
 
 from broker_core.core import errors, failpoint
 from broker_core.core.address import VHOST
@@ -30,13 +30,13 @@ from broker_core.server.access.audit import Audited
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
-from broker_core.server.flight import audited, backup, call_permissions, streams, transactions
+from broker_core.server.flight import audited, backup, call_permissions, messages, streams, transactions
 from broker_core.server.flight.call_permissions import CallPermissions
-from broker_core.server.flight.calls import PUBLISHES, Calls
+from broker_core.server.flight.calls import PUBLISHES, CallFailed, Calls
 from broker_core.server.flight.channels import FlightChannels
 from broker_core.server.flight.connection_limit import FlightConnectionLimit
-from broker_core.server.flight.listener import FlightListener, close_all
-from broker_core.server.flight.login import asked_vhost, client_of, identity, peer_address
+from broker_core.server.flight.listener import FlightCall, FlightListener, close_all
+from broker_core.server.flight.login import asked_vhost, client_of, peer_address
 from broker_core.server.flight.staging import FlightStaging
 from broker_core.server.flight.transactions import Transactions
 from broker_core.server.history_reader import HistoryReader
@@ -68,7 +68,7 @@ class FlightServer:
         self._engines = engines
         self._broker = broker
         self._hello = hello
-        self._logins = logins
+        self.logins = logins
         self._call_permissions = CallPermissions(engines, broker, logins.audit)
         quotas = quotas or Quotas()
         self._calls = Calls(quotas.calls, quotas.alarm)
@@ -88,6 +88,7 @@ class FlightServer:
             **{word: getattr(Transactions, word) for word in transactions.WORDS},
             **{word: getattr(vhosts, word, None) or getattr(accounts, word) for word in audited.ACCOUNTS},
         }
+        self.streams = {"DoGet": self._get, "DoPut": self._put}
         self._stopping = threading.Event()
         self._listeners: list[FlightListener] = []
         self.connection_limit = connection_limit or FlightConnectionLimit(logins.gone)
@@ -98,11 +99,6 @@ class FlightServer:
         """Returns the port. Raises ConnectionFailed."""
         self._listeners.append(FlightListener(self, host, port, tls))
         return self._listeners[-1].port
-
-    def renew(self) -> None:
-        """Use the certificates of now for new connections."""
-        for each in self._listeners:
-            each.renew()
 
     def idle_s(self) -> float:
         return self._calls.idle_s()
@@ -119,35 +115,28 @@ class FlightServer:
 
     # -- actions ---------------------------------------------------------------------------------------------
 
-    def do_action(
-        self, context: pyarrow.flight.ServerCallContext, action: pyarrow.flight.Action
-    ) -> list[object]:
-        if action.type == "prove":  # before the client says who it is
-            return [self._logins.prove(action.body)]
-        with self._call(action.type, context) as caller:
-            kind, _, word = action.type.rpartition(".")
-            if action.type not in PUBLISHES:
-                _check_size(action.type, action.body.size)
-            answer = self._answer(caller, kind, word, action.body)
-            failpoint.here(f"server.reply.{word}")
-            return answer
+    def action(self, call: FlightCall) -> bytes:
+        with self._answering():
+            action, body = messages.action(self._request(call))
+            with self._caller(call, action) as caller:
+                if action not in PUBLISHES:
+                    _check_size(action, body.size)
+                kind, _, word = action.rpartition(".")
+                answer = self._answer(caller, kind, word, body)
+                failpoint.here(f"server.reply.{word}")
+                return messages.answer(answer)
 
-    def _caller(self, context: pyarrow.flight.ServerCallContext, name: str) -> Caller:
-        """Raises LoginRefused, NotAllowed (no such virtual host; a client says hello before that)."""
-        address = peer_address(context.peer())
-        with self.connection_limit.login(context.peer()) as prove:
-            who = identity(context, self._logins, address)
-            prove(who.user)
-        vhost = VHOST if name == "hello" else asked_vhost(context)
-        rights, state = self._logins.rights(who, vhost), self._broker.state.of(vhost)
-        caller = Caller(who, rights, address, state, client_of(context))
-        self._call_permissions.clients.called(context.peer(), caller)
-        return caller
+    def _request(self, call: FlightCall) -> bytes:
+        """Raises CallFailed (the client has gone), Busy."""
+        with self._calls.silent(call.identity.user):
+            for request in call.requests:
+                return request
+        raise CallFailed(grpc.StatusCode.INVALID_ARGUMENT, "the call has brought nothing")
 
     def _engine(self, caller: Caller) -> EmbeddedEngine:
         return self._engines.of(caller.state.vhost).acting(caller.actor)
 
-    def _answer(self, caller: Caller, kind: str, word: str, body: pa.Buffer) -> list[object]:
+    def _answer(self, caller: Caller, kind: str, word: str, body: pa.Buffer) -> bytes:
         if kind == "engine" and word in contract.METHODS:
             arguments = contract.decode_arguments(word, getattr(Engine, word), body)
             self._call_permissions.check(call_permissions.ENGINE, word, caller, arguments)
@@ -157,22 +146,22 @@ class FlightServer:
                 self._call_permissions.clients.staged(caller, arguments["token"])
             answer = self._engine_word(caller, word)(**arguments)
             self._call_permissions.carried_out(caller, f"engine.{word}", arguments)
-            return [contract.encode(answer)]
+            return contract.encode(answer)
         if kind == "channel":
             call = contract.decode_checked(contract.ChannelCall, body, f"channel.{word}")
-            return [contract.encode(self._channels.call(word, call, caller))]
+            return contract.encode(self._channels.call(word, call, caller))
         if kind == "admin":
-            return [contract.encode(self._admin(caller, word, body))]
+            return contract.encode(self._admin(caller, word, body))
         if word == "read":
             return self._read(caller, contract.decode_checked(ReadTicket, body, "read"))
         if word == "stage":
-            return [contract.encode(self._staging.sent(caller, body))]
+            return contract.encode(self._staging.sent(caller, body))
         if word == "adopt":
             file: contract.FileHeader = contract.decode_checked(contract.FileHeader, body, "adopt")
-            return [contract.encode(self._staging.file(caller, file))]
+            return contract.encode(self._staging.file(caller, file))
         if word == "hello":
             hello = self._hello if caller.enters_somewhere else contract.Hello(self._hello.version, "", "", 0)
-            return [contract.encode(hello)]
+            return contract.encode(hello)
         what = f"unknown action {kind}.{word}; client and broker are of different versions"
         raise errors.RemoteProtocolError(what)
 
@@ -188,7 +177,7 @@ class FlightServer:
             return lambda: self.named(caller.state.vhost, engine.staged_batches())
         return cast(Callable[..., object], getattr(engine, word))
 
-    def _read(self, caller: Caller, ticket: ReadTicket) -> list[object]:
+    def _read(self, caller: Caller, ticket: ReadTicket) -> bytes:
         self._call_permissions.read(caller, ticket)
         return streams.small(self._engine(caller), ticket)
 
@@ -206,7 +195,7 @@ class FlightServer:
             arguments["of"] = named.decided_for
         elif word in audited.ACCOUNTS:
             owner: Audited = function.__self__  # type: ignore[attr-defined]  # a method of it
-            return getattr(owner.by(audited.recorder(self._logins.audit, caller)), word)(**arguments)
+            return getattr(owner.by(audited.recorder(self.logins.audit, caller)), word)(**arguments)
         else:
             if word in call_permissions.LISTS or word == "skip_damaged":
                 arguments["vhost"] = caller.state.vhost
@@ -230,71 +219,75 @@ class FlightServer:
 
     # -- streams ---------------------------------------------------------------------------------------------
 
-    def do_get(
-        self, context: pyarrow.flight.ServerCallContext, ticket: pyarrow.flight.Ticket
-    ) -> pyarrow.flight.FlightDataStream:
-        with self._call("get", context) as caller:
-            _check_size("get", len(ticket.ticket))
-            request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket.ticket, "get")
+    def _get(self, call: FlightCall) -> Iterator[bytes]:
+        with self._answering(), self._caller(call, "get") as caller:
+            ticket = messages.ticket(self._request(call))
+            _check_size("get", ticket.size)
+            request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket, "get")
             epoch = self._broker.state.users.epoch
             if request.backup:
                 found = backup.opened(self._broker, self._call_permissions, caller, self._stopping)
             else:
                 found = streams.opened(self._engine(caller), self._call_permissions, caller, request)
-            return pyarrow.flight.GeneratorStream(found.schema, self._stream(found, caller, epoch))
+            yield from messages.rows(found.schema, self._stream(found, caller, epoch))
 
     def _stream(self, found: streams.Stream, caller: Caller, epoch: object) -> Iterator[pa.RecordBatch]:
         """The permission is asked for again when the users are no more those of ``epoch``."""
         users = self._broker.state.users
-        with self._call("get", caller=caller):
-            for batch in found.rows:
-                if self._stopping.is_set():
-                    raise pyarrow.flight.FlightUnavailableError("the broker is stopping")
-                caller.enter()
-                if users.epoch is not epoch:
-                    epoch = users.epoch
-                    found.permitted()
-                failpoint.here("server.read.batch")
-                yield batch
+        for batch in found.rows:
+            if self._stopping.is_set():
+                raise CallFailed(grpc.StatusCode.UNAVAILABLE, "the broker is stopping")
+            caller.enter()
+            if users.epoch is not epoch:
+                epoch = users.epoch
+                found.permitted()
+            failpoint.here("server.read.batch")
+            yield batch
 
-    def do_put(
-        self,
-        context: pyarrow.flight.ServerCallContext,
-        descriptor: pyarrow.flight.FlightDescriptor,
-        reader: pyarrow.flight.FlightStreamReader,
-        writer: pyarrow.flight.FlightMetadataWriter,
-    ) -> None:
-        with self._call("put", context) as caller:
-            _check_size("put", len(descriptor.command or b""))
-            self._staging.stream(caller, descriptor.command or b"", reader, writer)
+    def _put(self, call: FlightCall) -> Iterator[bytes]:
+        with self._answering(), self._caller(call, "put") as caller:
+            first = messages.data(self._request(call))
+            _check_size("put", len(first.command))
+            parts = map(messages.data, call.requests)
+            yield from map(messages.answer, self._staging.stream(caller, first, parts))
 
     # -- around every call -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _call(
-        self, name: str, context: pyarrow.flight.ServerCallContext | None = None, caller: Caller | None = None
-    ) -> Iterator[Caller]:
-        """Count the call, and send an error as its text. Its caller is known, or that of ``context``."""
+    def _answering(self) -> Iterator[None]:
+        """Count the call, and send an error as its text."""
         try:
             with self._calls.counted():
-                caller = caller or self._caller(context, name)
-                with self._calls.limited(name, caller.identity.user):
-                    yield caller
-        except pyarrow.flight.FlightError:
+                yield
+        except CallFailed:
             raise
+        except grpc.RpcError as error:
+            raise CallFailed(grpc.StatusCode.CANCELLED, "the client has gone") from error
         except ConnectionResetError as error:  # a failpoint that loses the reply
-            raise pyarrow.flight.FlightUnavailableError(f"the reply of {name} was lost") from error
-        except errors.LoginRefused as error:
-            raise pyarrow.flight.FlightUnauthenticatedError(contract.error_text(error)) from error
-        except errors.TxmqError as error:
-            if isinstance(error, (errors.AccessRefused, errors.NotAllowed)) and caller is not None:
-                audited.refused(self._logins.audit, caller, name, error)
+            raise CallFailed(grpc.StatusCode.UNAVAILABLE, "the reply was lost") from error
+        except Exception as error:
             if isinstance(error, (errors.StoreFailed, errors.DiskFull)):
                 self.failed.set()
-            raise pyarrow.flight.FlightServerError(contract.error_text(error)) from error
-        except Exception as error:
-            traceback.print_exc(file=sys.stderr)
-            raise pyarrow.flight.FlightServerError(contract.error_text(error)) from error
+            if not isinstance(error, errors.TxmqError):
+                traceback.print_exc(file=sys.stderr)
+            raise CallFailed(grpc.StatusCode.UNKNOWN, contract.error_text(error)) from error
+
+    @contextlib.contextmanager
+    def _caller(self, call: FlightCall, name: str) -> Iterator[Caller]:
+        """While the call is one of those in progress. Raises Busy, NotAllowed (no such virtual host; a client
+        says hello before that).
+        """
+        vhost = VHOST if name == "hello" else asked_vhost(call.headers)
+        rights, state = self.logins.rights(call.identity, vhost), self._broker.state.of(vhost)
+        address = peer_address(call.peer)
+        caller = Caller(call.identity, rights, address, state, client_of(call.headers))
+        self._call_permissions.clients.called(call.peer, caller)
+        try:
+            with self._calls.limited(name, caller.identity.user):
+                yield caller
+        except (errors.AccessRefused, errors.NotAllowed) as error:
+            audited.refused(self.logins.audit, caller, name, error)
+            raise
 
 
 def _check_size(call: str, size: int) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
-import pyarrow.flight
 
 from broker_core.arrow.outside import UNREADABLE, buffer_bytes, line
 from broker_core.core import errors, failpoint
@@ -17,6 +16,7 @@ from broker_core.engine import BranchHeader
 from broker_core.flight import contract
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.server.access.caller import Caller
+from broker_core.server.flight import messages
 from broker_core.server.flight.call_permissions import CallPermissions
 from broker_core.server.flight.calls import Calls
 from broker_core.server.quotas import Quota
@@ -43,22 +43,16 @@ class FlightStaging:
         self._call_permissions.stage(caller, part.header)
         return self._part(caller, part, rows)
 
-    def stream(
-        self,
-        caller: Caller,
-        command: bytes,
-        reader: pyarrow.flight.FlightStreamReader,
-        writer: pyarrow.flight.FlightMetadataWriter,
-    ) -> None:
-        """Stages the parts of a branch as they come, and writes a receipt for each."""
-        header: BranchHeader = contract.decode_checked(BranchHeader, command, "put")
+    def stream(self, caller: Caller, first: messages.Data, rest: Iterator[messages.Data]) -> Iterator[bytes]:
+        """Stages the parts of a branch as they come, and yields a receipt for each."""
+        header: BranchHeader = contract.decode_checked(BranchHeader, first.command, "put")
         self._call_permissions.stage(caller, header)  # before Arrow reads a row
-        for sent in _parts(reader):
+        for sent in _parts(first, rest):
             self._calls.require_room()
             part, rows = contract.decode_numbered(sent)
             receipt = self._part(caller, contract.PartHeader(header, part), rows)
             failpoint.here("server.reply.part")
-            writer.write(pa.py_buffer(contract.encode(receipt)))
+            yield contract.encode(receipt)
 
     def file(self, caller: Caller, given: contract.FileHeader) -> list[contract.PartReceipt]:
         """Stages the parts in a file of the writer."""
@@ -80,22 +74,20 @@ class FlightStaging:
         return contract.PartReceipt(part.part, rows, checksum)
 
 
-def _parts(reader: pyarrow.flight.FlightStreamReader) -> Iterator[pa.Buffer]:
+def _parts(first: messages.Data, rest: Iterator[messages.Data]) -> Iterator[pa.Buffer]:
     """What a client's stream carries beside rows of its own, which it has none of: Arrow would decompress
     them before anybody could ask how many bytes they state. It decompresses nothing of a schema without
     columns. Raises RemoteProtocolError.
     """
     try:
-        columns = len(reader.schema)
-        if columns:
-            raise errors.RemoteProtocolError(
-                f"put: a stream with {columns} columns came; parts are sent beside a schema without columns"
-            )
-        for chunk in reader:
-            if chunk.data is not None or chunk.app_metadata is None:
-                raise errors.RemoteProtocolError("put: a message without a part came")
-            yield chunk.app_metadata
-    except pyarrow.flight.FlightError:
-        raise
+        columns = len(messages.schema(first.header))
     except (*UNREADABLE, TypeError) as error:
         raise errors.RemoteProtocolError(f"put: the stream cannot be read: {line(error)}") from error
+    if columns:
+        raise errors.RemoteProtocolError(
+            f"put: a stream with {columns} columns came; parts are sent beside a schema without columns"
+        )
+    for message in rest:
+        if len(message.header) or len(message.body) or message.metadata is None:
+            raise errors.RemoteProtocolError("put: a message without a part came")
+        yield pa.py_buffer(message.metadata)

@@ -54,20 +54,19 @@ def opened(
     )
 
 
-def small(engine: EmbeddedEngine, ticket: ReadTicket) -> list[object]:
+def small(engine: EmbeddedEngine, ticket: ReadTicket) -> bytes:
     """The rows of a read, if they are few; else its plan, whose rows a DoGet reads."""
     plan = engine.open_read(ticket)
-    answer: list[object] = [contract.encode(plan)]
-    if plan.rows > contract.SMALL_READ_ROWS:
-        return answer
     batches: list[pa.RecordBatch] = []
     size = 0
+    if plan.rows > contract.SMALL_READ_ROWS:
+        return contract.encode_read(plan)
     for batch in engine.read_plan(plan, ticket):
         batches.append(batch)
         size += batch.nbytes
         if size > contract.SMALL_READ_BYTES:
-            return answer
-    return [contract.encode(None), stream_of(batches, _schema(ticket.transaction))]
+            return contract.encode_read(plan)
+    return contract.encode_read(None, stream_of(batches, _schema(ticket.transaction)))
 
 
 def _schema(transaction: bool) -> pa.Schema:

@@ -893,8 +893,8 @@ def test_a_client_of_a_directory_sends_no_token_to_a_broker_that_cannot_prove_to
         known = endpoint.read_endpoint(directory)
         assert known is not None
         challenge = b"c" * CHALLENGE_BYTES
-        assert Raw(broker.url).action("prove", challenge) == [proof(known.token, challenge)]
-        assert Raw(broker.url).action("prove", challenge[1:]) == [b""]
+        assert Raw(broker.url).prove(challenge) == [proof(known.token, challenge)]
+        assert Raw(broker.url).prove(challenge[1:]) == [b""]
         with txmq.connect(data=directory) as client:
             assert client.queues() == []
     with Impostor("grpc://127.0.0.1:0", middleware={"note": Note()}) as impostor:

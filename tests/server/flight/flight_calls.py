@@ -17,6 +17,7 @@ from broker_core.arrow.parts import stream_of
 from broker_core.client.connection import SendHeader
 from broker_core.core import errors
 from broker_core.flight import contract
+from broker_core.flight.authorization import CHALLENGE_HEADER
 from broker_core.message.message import MESSAGE_SCHEMA
 
 Call = tuple[str, dict[str, Any]]  # action, arguments
@@ -283,6 +284,11 @@ class Raw:
 
     def action(self, name: str, body: bytes) -> errors.TxmqError | list[bytes]:
         return self._asked(lambda: [bytes(result.body) for result in self.client.do_action((name, body))])
+
+    def prove(self, challenge: bytes) -> list[bytes]:
+        headers = [(CHALLENGE_HEADER.encode(), challenge.hex().encode())]
+        options = arrow_flight.FlightCallOptions(headers=headers)
+        return [bytes(result.body) for result in self.client.do_action(("prove", b""), options)]
 
     def get(self, ticket: bytes) -> errors.TxmqError | list[pa.RecordBatch]:
         return self._asked(lambda: [chunk.data for chunk in self.client.do_get(arrow_flight.Ticket(ticket))])

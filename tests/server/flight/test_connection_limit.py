@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +17,14 @@ import pyarrow.flight
 import pytest
 
 from bench.certificates import Authority
+from broker_core.client.broker import BrokerClient
 from broker_core.core import errors
 from broker_core.core import password as passwords
 from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.flight import connection_limit as entrances
+from broker_core.server.flight.calls import SILENT
 from broker_core.server.flight.connection_limit import FlightConnectionLimit, peer_of
 from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer
 from broker_core.server.listener_options import ListenerOptions
@@ -34,7 +37,7 @@ HEADER = Basic("ann", "secret").header
 
 
 def add(broker: Broker) -> None:
-    broker.accounts.add_user("ann", passwords.hashed("secret", passwords.Cost(4)))
+    broker.accounts.add_user("ann", passwords.hashed("secret", passwords.Cost(4)), ("monitoring",))
     broker.accounts.set_permissions("ann", ".*", ".*", ".*")
 
 
@@ -70,8 +73,8 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-def request(method: str) -> bytes:
-    """The headers of a call, as HTTP/2 has them without a table."""
+def request(method: str, header: str = "") -> bytes:
+    """The headers of a call, as HTTP/2 has them without a table. ``header``: of ``authorization``."""
     fields = {
         ":method": "POST",
         ":scheme": "http",
@@ -79,7 +82,7 @@ def request(method: str) -> bytes:
         ":authority": "x",
         "te": "trailers",
         "content-type": "application/grpc",
-    }
+    } | ({"authorization": header} if header else {})
     texts = ((each.encode() for each in pair) for pair in fields.items())
     return b"".join(
         b"\x10" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in texts
@@ -90,26 +93,73 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-@pytest.mark.parametrize("method", ["DoPut", "DoExchange", "DoAction"])
-def test_streams_that_send_nothing_hold_few_threads_and_others_are_served(
-    tmp_path: Path, method: str
+def calls(client: socket.socket, method: str, count: int, header: str = "", end: bytes = b"") -> None:
+    """Opens so many, and ends each with the frame ``end``; "": they stay silent."""
+    client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
+    with contextlib.suppress(OSError):  # the broker ends it meanwhile
+        for stream in range(1, 2 * count, 2):
+            ended = frame(end[0], end[1], stream, end[2:]) if end else b""
+            client.sendall(frame(1, 4, stream, request(method, header)) + ended)
+
+
+class Threads:
+    """The most that this process has meanwhile."""
+
+    def __enter__(self) -> Threads:
+        self.before = self.most = threads()
+        self._over = threading.Event()
+        self._look = threading.Thread(target=self._run)
+        self._look.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._look.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.001):
+            self.most = max(self.most, threads() - 1)  # without this one
+
+
+RESET, EMPTY = bytes((3, 0, 0, 0, 0, 8)), bytes((0, 1, 0, 0, 0, 0, 0))
+
+
+@pytest.mark.parametrize("end", [b"", RESET, EMPTY], ids=["silent", "reset", "empty"])
+@pytest.mark.parametrize(
+    ("method", "header"), [("DoPut", ""), ("DoExchange", ""), ("DoAction", ""), ("DoAction", "Bearer none")]
+)
+def test_calls_without_a_login_take_no_thread_end_their_connection_and_others_are_served(
+    tmp_path: Path, method: str, header: str, end: bytes
 ) -> None:
-    with serving(tmp_path) as broker:
-        honest = Raw(broker.url, HEADER)
-        assert isinstance(honest.action("engine.identity", b""), list)
-        before = threads()
-        with knock(broker) as client:
-            client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
-            with contextlib.suppress(OSError):  # the broker ends it meanwhile
-                for stream in range(1, 1200, 2):
-                    client.sendall(frame(1, 4, stream, request(method)))
-            if method != "DoAction":  # those hold no thread
-                wait_until(lambda: ended(client))
-            wait_until(lambda: threads() < before + entrances.STREAMS)
+    with serving(tmp_path) as broker, contextlib.ExitStack() as stack:
+        honest = stack.enter_context(BrokerClient(broker.url.replace("//", "//ann:secret@")))
+        assert honest.apps() == []
+        with Threads() as found:
+            flooding = [stack.enter_context(knock(broker)) for _ in range(4)]
+            for client in flooding:
+                calls(client, method, 10 * entrances.REFUSALS, header, end)
             for _ in range(20):
-                assert isinstance(honest.action("engine.identity", b""), list)
-        assert isinstance(Raw(broker.url, HEADER).action("engine.identity", b""), list)
-        wait_until(lambda: not broker.server.connection_limit._silent)
+                assert honest.apps() == []
+            with BrokerClient(broker.url.replace("//", "//ann:secret@")) as late:
+                assert late.apps() == []
+            wait_until(lambda: all(map(ended, flooding)))
+        assert found.most < found.before + 50
+
+
+def test_calls_of_a_user_that_bring_nothing_are_bounded_and_others_go_on(tmp_path: Path) -> None:
+    with serving(tmp_path) as broker:
+        broker.accounts.add_user("bob", passwords.hashed("secret", passwords.Cost(4)))
+        honest = Raw(broker.url, Basic("bob", "secret").header)
+        assert isinstance(honest.action("hello", b""), list)
+        ann = Raw(broker.url, HEADER)
+        assert isinstance(ann.action("hello", b""), list)
+        with knock(broker) as client:
+            most = SILENT.user or 0
+            calls(client, "DoAction", 5 * most, HEADER)
+            wait_until(lambda: isinstance(ann.action("hello", b""), errors.Busy))
+            for _ in range(20):
+                assert isinstance(honest.action("hello", b""), list)
+        wait_until(lambda: isinstance(ann.action("hello", b""), list))
 
 
 def test_a_connection_that_does_not_log_in_ends_in_time_and_one_that_has_stays(tmp_path: Path) -> None:
@@ -144,8 +194,11 @@ def test_half_open_handshakes_of_tls_end_in_time(tmp_path: Path) -> None:
 
 def test_a_large_call_without_a_login_is_not_taken(tmp_path: Path) -> None:
     with serving(tmp_path) as broker:
-        with pytest.raises(pyarrow.flight.FlightUnavailableError):
-            list(Raw(broker.url).client.do_action(("engine.logs", bytes(256 << 20))))
+        with contextlib.suppress(
+            pyarrow.flight.FlightUnavailableError
+        ):  # its connection may end before it hears
+            refused = Raw(broker.url).action("engine.logs", bytes(256 << 20))
+            assert isinstance(refused, errors.LoginRefused)
         honest = Raw(broker.url, HEADER)
         assert isinstance(honest.action("engine.identity", b""), list)
         large = honest.action("engine.logs", bytes(2 * entrances.BYTES))
@@ -206,11 +259,11 @@ def test_it_looks_again_when_sockets_come_or_go_or_somebody_waits_and_seldom_oth
     connection_limit = made(20)
     waiting = Connected(Peer("10.0.0.1", 1), 1, 0)
 
-    def looks(counted: int | None, now: float, *, flooded: bool = False) -> bool:
-        return connection_limit.must_look(counted, now, flooded=flooded)
+    def looks(counted: int | None, now: float, *, woken: bool = False) -> bool:
+        return connection_limit.must_look(counted, now, woken=woken)
 
     assert looks(7, 100.0) and not looks(7, 100.1)
-    assert looks(7, 100.2, flooded=True) and not looks(7, 100.6)
+    assert looks(7, 100.2, woken=True) and not looks(7, 100.6)
     assert looks(7, 100.8) and looks(8, 100.9) and looks(7, 101.0) and not looks(7, 101.1)
     connection_limit.overdue([waiting], 101.1)
     assert looks(7, 101.2)

@@ -28,7 +28,6 @@ from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
 from broker_core.server.access import throttle
 from broker_core.server.flight import audited, call_permissions
-from broker_core.server.flight.server import FlightServer
 from tests.amqp_peer import Peer
 from tests.permission_rows import PASSWORD, USER
 from tests.server.flight.flight_calls import CALLS, HEADER, TICKETS, Raw, messages
@@ -327,8 +326,7 @@ def test_every_call_has_a_row_and_an_entry(broker: Broker) -> None:
     public = {name for name in of_a_channel if not name.startswith("_")} - {"close", "end_late"}
     assert set(call_permissions.CHANNEL) == public | {"publish_all"}
     assert set(call_permissions.ADMIN) == set(broker.server._words)
-    methods = {name for name in vars(FlightServer) if name.startswith(("do_", "get_", "list_"))}
-    assert methods == {"do_action", "do_get", "do_put"}
+    assert set(broker.server.streams) == {"DoGet", "DoPut"}
 
 
 def test_a_call_without_an_entry_is_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def _handed_over(served: Served, rows: int = 2000, keep: bool = False) -> tuple[
 
 def _adopt(client: BrokerClient, file: PartFile, branch: str = "branch") -> list[contract.PartReceipt]:
     header = BranchHeader("token", branch, "publish", {"exchange": "", "routing_key": "q"})
-    (answer,) = client._connection.call("adopt", contract.encode(contract.FileHeader(header, 0, file)))
+    answer = client._connection.call("adopt", contract.encode(contract.FileHeader(header, 0, file)))
     found: list[contract.PartReceipt] = contract.decode(list[contract.PartReceipt], answer)
     return found
 
