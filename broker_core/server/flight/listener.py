@@ -34,6 +34,7 @@ from broker_core.server.tls import Certificates, TlsFiles
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 THREADS = 4096  # more than there are calls that are let in, are checked, or have sent nothing
+FIRST_THREADS = 8  # for a time at which no other can be started
 _FLIGHT = "/arrow.flight.protocol.FlightService/"
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port that is taken is an error
@@ -66,6 +67,26 @@ class Service(Protocol):
     def streams(self) -> Mapping[str, Callable[[FlightCall], Iterator[bytes]]]: ...
 
     def action(self, call: FlightCall) -> bytes: ...
+
+
+class _Pool(ThreadPoolExecutor):
+    """A thread for each call that is under way."""
+
+    def __init__(self) -> None:
+        super().__init__(THREADS, thread_name_prefix="flight")
+        started = threading.Barrier(FIRST_THREADS + 1)
+        for _ in range(FIRST_THREADS):
+            self.submit(started.wait)
+        started.wait()
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **named: Any) -> Future[T]:
+        """An error here would end the thread that takes all calls."""
+        try:
+            return super().submit(function, *args, **named)
+        except (
+            RuntimeError
+        ):  # no thread can be started: the call is queued, and one that ends its own takes it
+            return Future()
 
 
 class _AtOnce(ThreadPoolExecutor):
@@ -195,8 +216,8 @@ class FlightListener:
     """The listener of one address. Raises ConnectionFailed."""
 
     def __init__(self, service: Service, host: str, port: int, tls: TlsFiles | None) -> None:
-        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="flight")
-        self._server = grpc.server(pool, handlers=[_Handler(service)], options=_OPTIONS)
+        self._pool = _Pool()
+        self._server = grpc.server(self._pool, handlers=[_Handler(service)], options=_OPTIONS)
         address = f"{bracketed(host)}:{port}"
         try:
             if tls is None:
@@ -214,6 +235,10 @@ class FlightListener:
         """Take no more calls; those in progress get ``grace_s``. Returns what is set when they are over."""
         ended: threading.Event = self._server.stop(grace_s)
         return ended
+
+    def forget(self) -> None:
+        """After the last call."""
+        self._pool.shutdown(wait=False)
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
@@ -238,5 +263,6 @@ def _configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:
 def close_all(listeners: Sequence[FlightListener], grace_s: float) -> None:
     """Calls in progress get ``grace_s``."""
     deadline = time.monotonic() + grace_s
-    for ended in [each.close(grace_s) for each in listeners]:
-        ended.wait(max(deadline - time.monotonic(), 0))
+    for each, ended in [(each, each.close(grace_s)) for each in listeners]:
+        if ended.wait(max(deadline - time.monotonic(), 0)):
+            each.forget()

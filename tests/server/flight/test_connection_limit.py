@@ -27,6 +27,7 @@ from broker_core.server.flight import connection_limit as entrances
 from broker_core.server.flight.calls import SILENT
 from broker_core.server.flight.connection_limit import FlightConnectionLimit, peer_of
 from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer
+from broker_core.server.flight.listener import FIRST_THREADS
 from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.quotas import QuotaLimits
 from broker_core.server.tls import TlsOptions
@@ -160,6 +161,37 @@ def test_calls_of_a_user_that_bring_nothing_are_bounded_and_others_go_on(tmp_pat
             for _ in range(20):
                 assert isinstance(honest.action("hello", b""), list)
         wait_until(lambda: isinstance(ann.action("hello", b""), list))
+
+
+def test_calls_are_served_while_no_thread_can_be_started_and_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, []
+
+    def refusing(thread: threading.Thread) -> None:
+        if thread.name.startswith("flight_"):
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with serving(tmp_path) as broker:
+        clients = [Raw(broker.url, HEADER) for _ in range(4 * FIRST_THREADS)]
+        assert isinstance(clients[0].action("hello", b""), list)
+        found: list[object] = []
+
+        def call(client: Raw) -> None:
+            found.extend(client.action("hello", b"") for _ in range(5))
+
+        calling = [threading.Thread(target=call, args=(client,)) for client in clients]
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refusing)
+            for each in calling:
+                each.start()
+            for each in calling:
+                each.join()
+        assert refused and len(found) == 5 * len(clients)
+        assert all(isinstance(answer, list) for answer in found)
+        assert isinstance(clients[0].action("hello", b""), list)
 
 
 def test_a_connection_that_does_not_log_in_ends_in_time_and_one_that_has_stays(tmp_path: Path) -> None:
