@@ -6,8 +6,7 @@ one that answers its SETTINGS for good. So a thread looks at the connections of 
 and gRPC. While all have logged in and this host has as many sockets as before, it looks less often.
 
 Not here: calls of those who have logged in (``calls.py``, ``quotas.py``).
-Invariant: a connection on which a call was let in is never ended. At most LOGINS calls wait for their login;
-one more is refused, and ends all connections that have not logged in and are not being asked.
+Invariant: a connection on which a call was let in is never ended.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ LOOK_S = 0.05
 LOOK_SELDOM_S = 0.5  # nothing has changed, or only the owner of the directory may use the broker
 WAITING = 256  # that have not logged in, and at most half of all
 BYTES = 64 * 1024  # before a login; a client of txmq says hello first
-LOGINS = 256  # that are being checked; each holds a thread
 REFUSALS = 256  # of calls of one connection
 HANDSHAKE_S = 10.0
 REPORT_S = 5.0
@@ -57,7 +55,6 @@ class FlightConnectionLimit:
         self._asked: Counter[Peer] = Counter()  # logins that are being checked
         self._proved: dict[str, tuple[Peer, float]] = {}  # by gRPC's name; and since when
         self._seen: dict[Peer, float] = {}  # that have not logged in
-        self._logins, self._flooded = 0, False  # calls that wait for theirs, and whether one had no room
         self._refusals: Counter[Peer] = Counter()
         self._looked: tuple[int | None, float] = (
             None,
@@ -89,23 +86,9 @@ class FlightConnectionLimit:
             self._thread.join()
 
     # -- calls -----------------------------------------------------------------------------------------------
-    def begin(self) -> bool:
-        """Whether the login of one more call may be checked; then ``begun`` follows."""
-        with self._lock:
-            if self._logins < LOGINS:
-                self._logins += 1
-                return True
-            self._flooded = True
-        self._wake.set()
-        return False
-
-    def begun(self) -> None:
-        with self._lock:
-            self._logins -= 1
-
     def refused(self, name: str) -> None:
         """A call of the client that gRPC calls ``name`` was not let in, or was none of ours."""
-        if name in self._proved or (peer := peer_of(name)) is None:
+        if self._thread is None or name in self._proved or (peer := peer_of(name)) is None:
             return
         with self._lock:
             self._refusals[peer] += 1
@@ -144,13 +127,12 @@ class FlightConnectionLimit:
             while not self._ended:
                 woken = self._wake.wait(self._look_s)
                 self._wake.clear()
-                flooded, self._flooded = self._flooded, False
                 now = time.monotonic()
                 try:
                     if not self.must_look(kernel.count(), now, woken=woken):
                         continue
                     found = [each for port in ports() for each in kernel.connections(port)]
-                    ending = self.overdue(found, now, flooded=flooded)
+                    ending = self.overdue(found, now)
                     if ending:
                         kernel.end({each.inode for each in ending if each.inode})
                         self._report(
@@ -172,8 +154,8 @@ class FlightConnectionLimit:
         self._looked = counted, now
         return True
 
-    def overdue(self, found: Sequence[Connected], now: float, *, flooded: bool = False) -> list[Connected]:
-        """Which of the connections end. ``flooded``: more than LOGINS calls wait for their login."""
+    def overdue(self, found: Sequence[Connected], now: float) -> list[Connected]:
+        """Which of the connections end."""
         with self._lock:
             there = {each.peer for each in found}
             left = [name for name, (peer, at) in self._proved.items() if peer not in there and at < now]
@@ -193,8 +175,7 @@ class FlightConnectionLimit:
         ending = {
             each
             for each in idle
-            if flooded
-            or each.received > BYTES
+            if each.received > BYTES
             or each.peer in refused
             or now - self._seen[each.peer] > self._handshake_s
         }

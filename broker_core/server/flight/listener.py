@@ -34,6 +34,7 @@ from broker_core.server.tls import Certificates, TlsFiles
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 THREADS = 4096  # more than there are calls that are let in, are checked, or have sent nothing
+LOGINS = 256  # that are being checked; each holds a thread
 FIRST_THREADS = 8  # for a time at which no other can be started
 _FLIGHT = "/arrow.flight.protocol.FlightService/"
 _OPTIONS = [
@@ -54,7 +55,7 @@ class FlightCall(NamedTuple):
 
 
 class Service(Protocol):
-    """Answers calls, in many threads; it raises CallFailed. ``streams``: what has more than one answer, by
+    """Answers calls, in many threads; it raises CallFailed. ``streaming``: what has more than one answer, by
     its name in Flight.
     """
 
@@ -64,7 +65,7 @@ class Service(Protocol):
     def logins(self) -> Authenticator: ...
 
     @property
-    def streams(self) -> Mapping[str, Callable[[FlightCall], Iterator[bytes]]]: ...
+    def streaming(self) -> Mapping[str, Callable[[FlightCall], Iterator[bytes]]]: ...
 
     def action(self, call: FlightCall) -> bytes: ...
 
@@ -104,9 +105,10 @@ _AT_ONCE = _AtOnce(1)
 class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._logins = threading.BoundedSemaphore(LOGINS)
         self._methods = {
             f"{_FLIGHT}{name}": (grpc.stream_stream_rpc_method_handler, method)
-            for name, method in service.streams.items()
+            for name, method in service.streaming.items()
         } | {f"{_FLIGHT}DoAction": (grpc.stream_unary_rpc_method_handler, service.action)}
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
@@ -121,7 +123,7 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         match self._standing(headers):
             case Standing.refused:
                 return self._at_once(partial(self._refuse_login, headers))
-            case Standing.unproven if not self._service.connection_limit.begin():
+            case Standing.unproven if not self._logins.acquire(blocking=False):
                 busy = CallFailed(grpc.StatusCode.UNAVAILABLE, "too many logins are being checked; try again")
                 return self._at_once(partial(self._refuse, busy))
             case standing:
@@ -182,7 +184,7 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
                 call = FlightCall(self._login(headers, context.peer()), context.peer(), headers, requests)
             finally:
                 if counted:
-                    self._service.connection_limit.begun()
+                    self._logins.release()
             answer = method(call)
             return answer if isinstance(answer, bytes) else _answers(answer, context)
         except CallFailed as failed:

@@ -88,7 +88,6 @@ class FlightServer:
             **{word: getattr(Transactions, word) for word in transactions.WORDS},
             **{word: getattr(vhosts, word, None) or getattr(accounts, word) for word in audited.ACCOUNTS},
         }
-        self.streams = {"DoGet": self._get, "DoPut": self._put}
         self._stopping = threading.Event()
         self._listeners: list[FlightListener] = []
         self.connection_limit = connection_limit or FlightConnectionLimit(logins.gone)
@@ -112,6 +111,10 @@ class FlightServer:
         self._channels.close()
         self.connection_limit.stop()
         close_all(self._listeners, GRACE_S)
+
+    @property
+    def streaming(self) -> dict[str, Callable[[FlightCall], Iterator[bytes]]]:
+        return {"DoGet": self._get, "DoPut": self._put}
 
     # -- actions ---------------------------------------------------------------------------------------------
 

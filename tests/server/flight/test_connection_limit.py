@@ -273,7 +273,7 @@ def test_who_is_asked_or_let_in_is_not_ended() -> None:
     assert connection_limit.overdue([first], 0.0) == [first]
     with connection_limit.login("ipv4:10.0.0.1:1") as prove:
         prove("")
-        assert connection_limit.overdue([first, second], 60.0, flooded=True) == [second]
+        assert connection_limit.overdue([first, second], 60.0) == [second]
     with contextlib.suppress(errors.LoginRefused), connection_limit.login("ipv4:10.0.0.2:1"):
         raise errors.LoginRefused("wrong")
     assert connection_limit.overdue([first, second], time.monotonic() + 60) == [second]

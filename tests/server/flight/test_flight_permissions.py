@@ -326,7 +326,7 @@ def test_every_call_has_a_row_and_an_entry(broker: Broker) -> None:
     public = {name for name in of_a_channel if not name.startswith("_")} - {"close", "end_late"}
     assert set(call_permissions.CHANNEL) == public | {"publish_all"}
     assert set(call_permissions.ADMIN) == set(broker.server._words)
-    assert set(broker.server.streams) == {"DoGet", "DoPut"}
+    assert set(broker.server.streaming) == {"DoGet", "DoPut"}
 
 
 def test_a_call_without_an_entry_is_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
