@@ -209,6 +209,17 @@ class Peer:
         self.send(channel, request)
         return self.expect(answer, channel)
 
+    def declare_exclusive(self, channel: int, queue: str) -> None:
+        """When the connection that had it has ended, which takes longer than its socket."""
+        while True:
+            self.send(channel, commands.Queue.Declare(queue=queue, exclusive=True))
+            frame = self.receive()[1]
+            if isinstance(frame, commands.Queue.DeclareOk):
+                return
+            assert isinstance(frame, commands.Channel.Close) and frame.reply_code == 405, described(frame)
+            self.send(channel, commands.Channel.CloseOk())
+            self.open(channel)
+
     def content(self, channel: int | None = None) -> tuple[commands.Basic.Properties, bytes]:
         """Header and body of the method that was received last."""
         where, head = self.receive()

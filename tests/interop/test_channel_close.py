@@ -144,7 +144,7 @@ def test_nothing_is_delivered_behind_cancel_ok_and_what_follows_it_is_carried_ou
 def test_no_message_is_lost_on_its_way_to_a_consumer_without_acks(url: str, end: str) -> None:
     """In RabbitMQ one may be: the queue has sent it when the channel closes."""
     with peer(url, 1, 2) as client:
-        client.call(2, Q.Declare(queue="q", exclusive=True), Q.DeclareOk)
+        client.declare_exclusive(2, "q")
         filled(client)
         last = encoded(1, B.Cancel("c")) if end == "cancel" else CLOSE
         client.write(encoded(1, B.Consume(queue="q", consumer_tag="c", no_ack=True)) + last)

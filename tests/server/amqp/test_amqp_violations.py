@@ -74,7 +74,7 @@ def reach(other: Peer, row: Row) -> None:
     """The phase of the handshake that the row begins in."""
     if row.phase == "open":
         other.opened(1, 2, channel_max=row.channel_max)
-        other.call(2, Q.Declare(queue="violation.beside", exclusive=True), Q.DeclareOk)
+        other.declare_exclusive(2, "violation.beside")
     elif row.phase == "started":
         other.started()
     elif row.phase != "connected":
