@@ -294,7 +294,8 @@ def _try(address: Address, directory_id: str) -> Live | None:
         hello: contract.Hello = contract.decode(contract.Hello, result.body)
     except BROKEN as error:
         client.close()
-        refusal = tls.Refusal("") if directory_id else tls.refusal(address)
+        busy = isinstance(error, arrow_flight.FlightCancelledError)
+        refusal = tls.Refusal("") if directory_id or busy else tls.refusal(address)
         if refusal.why:
             kind = errors.RemoteProtocolError if refusal.certain else errors.ConnectionFailed
             raise kind(f"{address} cannot be used: {refusal.why}") from error

@@ -18,6 +18,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 import pytest
+import typing_extensions
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -27,7 +28,7 @@ from broker_core import __version__
 from tests.matrix import PYTHONS, SPARKS, Spark
 
 ROOT = Path(__file__).parents[2]
-CORE = ("click", "numpy", "packaging", "psutil", "pyarrow", "xxhash")
+CORE = ("click", "grpcio", "numpy", "packaging", "psutil", "pyarrow", "xxhash")
 DATABRICKS = "docs/databricks.md"
 OURS = ("txmq", "broker_core", "connector")
 
@@ -54,7 +55,7 @@ def about(wheel: Path) -> Message:
 def without_spark(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the packages of ``pip install txmq`` and no other."""
     site = tmp_path_factory.mktemp("site")
-    for name in CORE:
+    for name in (*({*CORE} - {"grpcio"}), "grpc"):
         spec = util.find_spec(name)
         assert spec is not None and spec.origin is not None
         package = Path(spec.origin).parent
@@ -63,6 +64,7 @@ def without_spark(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (site / f"{name}.libs").symlink_to(package.parent / f"{name}.libs")
     for name in OURS:
         (site / name).symlink_to(ROOT / name)
+    (site / "typing_extensions.py").symlink_to(str(typing_extensions.__file__))  # of grpcio
     return site
 
 

@@ -179,7 +179,7 @@ def test_a_whole_connection_and_a_channel_of_flight_are_closed(
         wait_until(lambda: channels[1].basic_get("b"))
     wait_until(lambda: _rows(capsys, broker) == [])
     assert {queue.name: queue.unacknowledged for queue in broker.queues()} == {"a": 0, "b": 0}
-    assert cli.main(["connection", "close", name, "--yes", "--url", broker.url]) == 1
+    wait_until(lambda: cli.main(["connection", "close", name, "--yes", "--url", broker.url]) == 1)
     assert "no channel or connection has the id" in capsys.readouterr().err
 
 

@@ -2,8 +2,9 @@
 
 gRPC's own limits do not do: it would refuse whoever comes last, keeps a silent connection for a minute and
 one that answers its SETTINGS for good. So a thread looks at the connections of the ports
-(``kernel_sockets.py``), and shuts down those that have no right to be there: nothing lies between a client
-and gRPC. While all have logged in and this host has as many sockets as before, it looks less often.
+(``kernel_sockets.py``), has the kernel drop what those send that flood, and shuts down those that have no
+right to be there: nothing lies between a client and gRPC. While all have logged in and this host has as many
+sockets as before, it looks less often.
 
 Not here: calls of those who have logged in (``calls.py``, ``quotas.py``).
 Invariant: a connection on which a call was let in is never ended.
@@ -27,8 +28,8 @@ logger = logging.getLogger("txmq.flight")
 LOOK_S = 0.05
 LOOK_SELDOM_S = 0.5  # nothing has changed, or only the owner of the directory may use the broker
 WAITING = 256  # that have not logged in, and at most half of all
-BYTES = 64 * 1024  # before a login; a client of txmq says hello first
-REFUSALS = 256  # of calls of one connection
+BYTES = 16 * 1024  # before a login; a client of txmq says hello first
+REFUSALS = 16  # of calls of one connection
 HANDSHAKE_S = 10.0
 REPORT_S = 5.0
 
@@ -56,6 +57,7 @@ class FlightConnectionLimit:
         self._proved: dict[str, tuple[Peer, float]] = {}  # by gRPC's name; and since when
         self._seen: dict[Peer, float] = {}  # that have not logged in
         self._refusals: Counter[Peer] = Counter()
+        self._stalled: set[int] = set()  # sockets
         self._looked: tuple[int | None, float] = (
             None,
             0.0,
@@ -92,7 +94,7 @@ class FlightConnectionLimit:
             return
         with self._lock:
             self._refusals[peer] += 1
-            if self._refusals[peer] > REFUSALS:
+            if self._refusals[peer] == REFUSALS + 1:
                 self._wake.set()
 
     @contextlib.contextmanager
@@ -132,6 +134,12 @@ class FlightConnectionLimit:
                     if not self.must_look(kernel.count(), now, woken=woken):
                         continue
                     found = [each for port in ports() for each in kernel.connections(port)]
+                    if stalling := self.floods(found):
+                        kernel.stall(stalling)
+                        self._report(
+                            "%d connections flood Spark's port without a login, and are not read any more",
+                            len(stalling),
+                        )
                     ending = self.overdue(found, now)
                     if ending:
                         kernel.end({each.inode for each in ending if each.inode})
@@ -142,6 +150,7 @@ class FlightConnectionLimit:
                     self._report(
                         "the connections of Spark's port cannot be looked at, nor limited: %s", error
                     )
+            kernel.end(self._stalled)  # gRPC would wait for them
 
     def must_look(self, counted: int | None, now: float, *, woken: bool) -> bool:
         """Whether connections may have come, gone or become overdue since the last look, which this one then
@@ -154,6 +163,21 @@ class FlightConnectionLimit:
         self._looked = counted, now
         return True
 
+    def floods(self, found: Sequence[Connected]) -> set[int]:
+        """The sockets that are not read any more from now on: ended at once, their peers would come again."""
+        with self._lock:
+            there = {each.peer for each in found}
+            self._refusals = Counter({peer: n for peer, n in self._refusals.items() if peer in there})
+            safe = {peer for peer, _ in self._proved.values()} | set(self._asked)
+            over = {
+                each.inode
+                for each in found
+                if each.peer not in safe and (each.received > BYTES or self._refusals[each.peer] > REFUSALS)
+            }
+        found_now = over - self._stalled - {0}
+        self._stalled = over
+        return found_now
+
     def overdue(self, found: Sequence[Connected], now: float) -> list[Connected]:
         """Which of the connections end."""
         with self._lock:
@@ -163,8 +187,6 @@ class FlightConnectionLimit:
                 del self._proved[name]
                 self._quota.leave(name)
             proved, asked = {peer for peer, _ in self._proved.values()}, set(self._asked)
-            self._refusals = Counter({peer: n for peer, n in self._refusals.items() if peer in there})
-            refused = {peer for peer, number in self._refusals.items() if number > REFUSALS}
         for name in left:
             for tell in self.gone:
                 tell(name)
@@ -172,13 +194,7 @@ class FlightConnectionLimit:
         self._seen = {each.peer: self._seen.get(each.peer, now) for each in waiting}
         waiting.sort(key=lambda each: self._seen[each.peer])
         idle = [each for each in waiting if each.peer not in asked]
-        ending = {
-            each
-            for each in idle
-            if each.received > BYTES
-            or each.peer in refused
-            or now - self._seen[each.peer] > self._handshake_s
-        }
+        ending = {each for each in idle if now - self._seen[each.peer] > self._handshake_s}
         most_waiting = min(WAITING, max(self.limit // 2, 1))
         over = max(len(waiting) - most_waiting, len(found) - self.limit) - len(ending)
         left_over = [each for each in idle if each not in ending]

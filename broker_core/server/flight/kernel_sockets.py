@@ -8,6 +8,7 @@ Linux alone: sock_diag(7), and /proc/net/sockstat. Not here: which connection is
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import ipaddress
 import os
 import re
@@ -15,7 +16,7 @@ import resource
 import socket
 import stat
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 _SOCK_DIAG, _BY_FAMILY, _DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 2
@@ -24,6 +25,7 @@ _INFO = 2  # the attribute that is a tcp_info
 _HEADER = struct.Struct("=IHHII")
 _ID_BYTES = 48  # ports, addresses, interface and cookie of an inet_diag_sockid
 _INODE_AT, _MESSAGE_BYTES = 4 + _ID_BYTES + 16, 4 + _ID_BYTES + 20
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27
 _RECEIVED_AT = 128  # tcpi_bytes_received
 _COUNTS = ("/proc/net/sockstat", "/proc/net/sockstat6")  # the second is missing where there is no IPv6
 _IN_USE = re.compile(rb"^TCP6?: inuse (\d+)", re.MULTILINE)
@@ -73,10 +75,26 @@ class KernelSockets:
         families = (socket.AF_INET, socket.AF_INET6)
         return [each for family in families for each in self._of_family(family, port)]
 
+    def stall(self, inodes: Collection[int]) -> None:
+        """What still comes to these sockets is dropped, until they end."""
+        nothing = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0))  # a program: return 0 octets
+        program = struct.pack("@HP", 1, ctypes.addressof(nothing))
+        self._each(inodes, lambda copy: copy.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program))
+
     def end(self, inodes: Collection[int]) -> None:
-        """Shuts these sockets down; who has them closes them. A copy is shut down, because the number of one
-        that is closed meanwhile may be that of another.
-        """
+        """Shuts these sockets down; who has them closes them."""
+
+        def shut_down(found: socket.socket) -> None:
+            with contextlib.suppress(OSError):  # none has stalled it
+                found.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
+            found.shutdown(socket.SHUT_RDWR)
+
+        self._each(inodes, shut_down)
+
+    def _each(self, inodes: Collection[int], act: Callable[[socket.socket], None]) -> None:
+        """With a copy of each socket, because the number of one that is closed meanwhile may be another's."""
+        if not inodes:
+            return
         for descriptor in _descriptors():
             with contextlib.suppress(OSError):
                 if not _is_one(descriptor, inodes):
@@ -86,7 +104,7 @@ class KernelSockets:
                     if _is_one(self._copy, inodes):
                         copy = socket.socket(fileno=self._copy)
                         try:
-                            copy.shutdown(socket.SHUT_RDWR)
+                            act(copy)
                         finally:
                             copy.detach()
                 finally:

@@ -40,7 +40,7 @@ _FLIGHT = "/arrow.flight.protocol.FlightService/"
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port that is taken is an error
     ("grpc.max_receive_message_length", -1),  # of who has logged in
-    ("grpc.max_concurrent_streams", 256),  # of a connection; more of them wait at the client
+    ("grpc.max_concurrent_streams", 100),  # of a connection; more of them wait at the client
 ]
 T = TypeVar("T")
 

@@ -51,14 +51,16 @@ def test_the_directory_is_its_owners_alone_and_its_port_has_a_token(embedded: Pa
 
 def _refused(port: int, authorization: str | None) -> set[str]:
     """What each call answers, its kind alone."""
-    client = arrow_flight.connect(f"grpc://127.0.0.1:{port}")
     headers = [(b"authorization", authorization.encode())] if authorization else []
     options = arrow_flight.FlightCallOptions(headers=headers, timeout=20)
     answers = set()
 
-    def ask(call) -> None:
+    def ask(
+        call,
+    ) -> None:  # each with a connection of its own: one that is refused often is not read any more
         try:
-            call()
+            with arrow_flight.connect(f"grpc://127.0.0.1:{port}") as client:
+                call(client)
             answers.add("answered")
         except arrow_flight.FlightUnauthenticatedError as error:
             answers.add("refused" if "[TXMQ_LOGIN_REFUSED]" in str(error) else str(error))
@@ -66,10 +68,10 @@ def _refused(port: int, authorization: str | None) -> set[str]:
             answers.add(type(error).__name__)
 
     for name, arguments in [*CALLS, ("hello", {}), ("admin.give_up", {}), ("no.such", {})]:
-        ask(lambda: list(client.do_action((name, json.dumps(arguments).encode()), options)))  # noqa: B023
+        ask(lambda client: list(client.do_action((name, json.dumps(arguments).encode()), options)))  # noqa: B023
     for ticket in TICKETS:
-        ask(lambda: client.do_get(arrow_flight.Ticket(json.dumps(ticket).encode()), options).read_all())  # noqa: B023
-    client.close()
+        sent = arrow_flight.Ticket(json.dumps(ticket).encode())
+        ask(lambda client: client.do_get(sent, options).read_all())  # noqa: B023
     return answers
 
 

@@ -129,7 +129,7 @@ RESET, EMPTY = bytes((3, 0, 0, 0, 0, 8)), bytes((0, 1, 0, 0, 0, 0, 0))
 @pytest.mark.parametrize(
     ("method", "header"), [("DoPut", ""), ("DoExchange", ""), ("DoAction", ""), ("DoAction", "Bearer none")]
 )
-def test_calls_without_a_login_take_no_thread_end_their_connection_and_others_are_served(
+def test_calls_without_a_login_take_no_thread_are_not_read_for_long_and_others_are_served(
     tmp_path: Path, method: str, header: str, end: bytes
 ) -> None:
     with serving(tmp_path) as broker, contextlib.ExitStack() as stack:
@@ -143,7 +143,8 @@ def test_calls_without_a_login_take_no_thread_end_their_connection_and_others_ar
                 assert honest.apps() == []
             with BrokerClient(broker.url.replace("//", "//ann:secret@")) as late:
                 assert late.apps() == []
-            wait_until(lambda: all(map(ended, flooding)))
+            wait_until(lambda: len(broker.server.connection_limit._stalled) == len(flooding))
+            assert not any(map(ended, flooding)), "or they would come again"
         assert found.most < found.before + 50
 
 
@@ -270,10 +271,13 @@ def test_the_oldest_of_the_address_that_has_most_ends_first() -> None:
 def test_who_is_asked_or_let_in_is_not_ended() -> None:
     connection_limit = made(2)
     first, second = Connected(Peer("10.0.0.1", 1), 1, 1 << 30), Connected(Peer("10.0.0.2", 1), 2, 1 << 30)
-    assert connection_limit.overdue([first], 0.0) == [first]
+    assert connection_limit.floods([first]) == {1} and connection_limit.floods([first]) == set()
+    assert connection_limit.overdue([first], 0.0) == []
     with connection_limit.login("ipv4:10.0.0.1:1") as prove:
         prove("")
-        assert connection_limit.overdue([first, second], 60.0) == [second]
+        assert connection_limit.floods([first, second]) == {2}
+        assert connection_limit.overdue([first, second], 60.0) == []
+        assert connection_limit.overdue([first, second], 120.0) == [second]
     with contextlib.suppress(errors.LoginRefused), connection_limit.login("ipv4:10.0.0.2:1"):
         raise errors.LoginRefused("wrong")
     assert connection_limit.overdue([first, second], time.monotonic() + 60) == [second]
@@ -337,6 +341,30 @@ def test_the_kernel_tells_the_connections_of_a_port_and_ends_one_of_them() -> No
             accepted[1].sendall(b"on")
             clients[1].settimeout(30)
             assert clients[1].recv(2) == b"on"
+
+
+def test_the_kernel_drops_what_a_stalled_connection_sends_until_it_ends() -> None:
+    with contextlib.closing(KernelSockets()) as kernel, socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        with contextlib.ExitStack() as stack:
+            client, other = (
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in "ab"
+            )
+            accepted, accepted_other = (stack.enter_context(listening.accept()[0]) for _ in "ab")
+            client.sendall(b"before")
+            accepted.settimeout(30)
+            assert accepted.recv(6) == b"before"
+            found = {each.peer: each.inode for each in kernel.connections(port)}
+            inode = found[Peer(*client.getsockname())]
+            kernel.stall({inode})
+            client.sendall(b"x" * 1000)
+            other.sendall(b"on")
+            assert accepted_other.recv(2) == b"on"
+            accepted.sendall(b"answer")
+            assert client.recv(6) == b"answer"
+            assert {each.received for each in kernel.connections(port)} == {6, 2}
+            kernel.end({inode})
+            wait_until(lambda: ended(client))
 
 
 @pytest.mark.parametrize(
