@@ -77,16 +77,14 @@ class _Pool(ThreadPoolExecutor):
         super().__init__(THREADS, thread_name_prefix="flight")
         started = threading.Barrier(FIRST_THREADS + 1)
         for _ in range(FIRST_THREADS):
-            self.submit(started.wait)
+            super().submit(started.wait)
         started.wait()
 
     def submit(self, function: Callable[..., T], /, *args: Any, **named: Any) -> Future[T]:
         """An error here would end the thread that takes all calls."""
         try:
             return super().submit(function, *args, **named)
-        except (
-            RuntimeError
-        ):  # no thread can be started: the call is queued, and one that ends its own takes it
+        except RuntimeError:  # no thread can be started: the call is queued for those that there are
             return Future()
 
 
