@@ -379,7 +379,7 @@ BUDGETS = {
     "connector/delta": 3_535,
     "connector/ledger": 739,
     "connector/reject": 689,
-    "connector/stream": 1510,
+    "connector/stream": 1513,
     "connector/tables": 1_095,
     "connector/typed": 3046,
     "txmq": 2384,

@@ -33,6 +33,7 @@ log = logging.getLogger("txmq")
 _OWN: dict[tuple[str, str], frozenset[str]] = {}  # engine and app -> the names of its logs, as last seen
 # Engine, app, query and what an offset names: a source that is not txmq stays one as long as its query runs.
 _OTHERS: set[tuple[str, str, str, frozenset[str]]] = set()
+MOST_OTHERS = 1000  # a source may name something new in each batch
 
 
 class OffsetLog:
@@ -104,6 +105,8 @@ class OffsetLog:
         if not names & logs and not is_symbolic(
             logged
         ):  # the app claims a queue before it has a number there
+            if len(_OTHERS) >= MOST_OTHERS:
+                _OTHERS.clear()
             _OTHERS.add(source)
         return names <= logs
 

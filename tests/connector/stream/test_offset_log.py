@@ -13,6 +13,7 @@ from broker_core.core.errors import OptionError
 from broker_core.engine import START, UNKNOWN_OFFSETS, Limit, Origin
 from broker_core.launcher import Broker
 from connector.options import AddressOptions, write_options
+from connector.stream import offset_log
 from connector.stream.offset_log import OffsetLog
 
 QUERY = "the query"
@@ -99,6 +100,16 @@ def test_the_engine_is_asked_once_whether_a_source_of_a_query_is_txmqs(
     assert [asks(f'{{"logOffset":{number}}}') for number in (3, 4)] == [1, 0]
     assert asks('{"orders":1,"another":1}') == (2 if app_id == "app" else 1)
     assert asks('{"logOffset":3}', "another query") == 1
+
+
+def test_what_a_source_names_anew_in_each_batch_is_not_remembered_for_ever(
+    address: AddressOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offset_log, "MOST_OTHERS", 3)
+    monkeypatch.setattr(offset_log, "_OTHERS", set())
+    for number in range(9):
+        assert OffsetLog(address, "app", entry(tmp_path, f'{{"shard {number}":1}}')).digest(7, QUERY) != ""
+        assert 0 < len(offset_log._OTHERS) <= 3
 
 
 def test_what_a_sink_does_not_know_is_refused_unless_the_app_reads_a_queue(
