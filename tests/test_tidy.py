@@ -59,7 +59,7 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     ),
     "broker_core.node.channel.LocalChannel": (447, ENTRY),
     "broker_core.node.engine.EmbeddedEngine": (481, ENTRY),
-    "broker_core.server.amqp.connection.Connection": (277, ENTRY),
+    "broker_core.server.amqp.connection.Connection": (260, ENTRY),
     "broker_core.store.durable.DurableStore": (
         384,
         "the commit and its parts are one order of steps",

@@ -20,11 +20,11 @@ from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 
-from broker_core.broker.access.shares import CONSUMERS
+from broker_core.broker.access.shares import CONSUMER_BYTES, CONSUMERS
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.message.dispatch import with_header
 from broker_core.broker.queue import Queue, Queues
-from broker_core.broker.queue.consumer import Cancelled, Consumer, Send
+from broker_core.broker.queue.consumer import Cancelled, Consumer, Send, memory_bytes
 from broker_core.broker.queue.consumer import Unacked as Unacked
 from broker_core.broker.transaction.transaction import Limits, Outcome, Settle, State, Transaction
 from broker_core.core.block import EXPIRATION, NotLoaded
@@ -36,6 +36,7 @@ from broker_core.message.message import Delivery, Message
 from broker_core.routing.content import check_expiration
 
 QUEUE_CONSUMERS, CHANNEL_CONSUMERS = 10_000, 10_000
+MOST_CONSUMER_BYTES = 1024 * 1024 * 1024  # of all consumers
 _consumer_of: Callable[[Unacked], Consumer | None] = attrgetter("consumer")
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
@@ -154,14 +155,14 @@ class Channel:
         arguments: Mapping[str, object] | None = None,
     ) -> Consumer:
         """Adds a consumer. ``prefetch`` None: as basic.qos set it. Raises NotAllowed (the tag is in use),
-        AccessRefused (exclusive), ResourceLocked.
+        AccessRefused (exclusive), ResourceLocked, PreconditionFailed (too many, or too large).
         """
         self.check_open()
         if tag in self.consumers:
             raise NotAllowed(f"attempt to reuse consumer tag '{tag}'")
         if not queue.replies:
             self.state.topology.usable(queue.name, self.connection)
-        _check_consumers(self, queue)
+        _check_consumers(self, queue, memory_bytes(tag, arguments or {}))
         consumer = Consumer(
             self,
             queue,
@@ -177,6 +178,7 @@ class Channel:
         )
         queue.consumers.add(consumer)
         self.consumers[tag] = consumer
+        consumer.count(self.state.undo, 1)
         self.state.pending_checks.wake(queue)
         return consumer
 
@@ -365,7 +367,7 @@ class Channel:
         return dropped
 
 
-def _check_consumers(channel: Channel, queue: Queue) -> None:
+def _check_consumers(channel: Channel, queue: Queue, size_bytes: int) -> None:
     """Each message looks at the consumers of its queue. Raises NotAllowed, PreconditionFailed."""
     if len(channel.consumers) >= CHANNEL_CONSUMERS:
         raise NotAllowed(
@@ -375,6 +377,8 @@ def _check_consumers(channel: Channel, queue: Queue) -> None:
     if shares.over(user, count + 1, QUEUE_CONSUMERS) > 0:
         mine = sum(each.channel.who.user == user for each in queue.consumers)
         shares.require(CONSUMERS, user, mine, count, QUEUE_CONSUMERS, [queue.vhost])
+    mine, total = shares.consumers[user] + size_bytes - 1, shares.consumers.total() + size_bytes - 1
+    shares.require(CONSUMER_BYTES, user, mine, total, MOST_CONSUMER_BYTES, [queue.vhost])
 
 
 def _cancel(channel: Channel, consumers: Sequence[Consumer]) -> None:
@@ -383,6 +387,7 @@ def _cancel(channel: Channel, consumers: Sequence[Consumer]) -> None:
     for consumer in consumers:
         state.undo.item(channel.consumers, consumer.tag)
         del channel.consumers[consumer.tag]
+        consumer.count(state.undo, -1)
         by_queue.setdefault(consumer.queue, []).append(consumer)
     for queue, gone in by_queue.items():
         queue.consumers.remove(gone, state.undo)

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from broker_core.admin import LISTED, ChannelInfo, ClientInfo, ConsumerInfo
 from broker_core.broker.access.users import name_of, user_of
 from broker_core.broker.channel import Channel
-from broker_core.broker.queue import Queue
+from broker_core.broker.queue import REPLIES, Queue
 from broker_core.broker.queue.consumer import Consumer
 from broker_core.broker.topology.ownership import QueueHeld
 from broker_core.broker.transaction.transaction import Transaction
@@ -109,9 +109,7 @@ def channel_rows(
     channels: Iterable[tuple[Channel, ChannelHolder]], vhost: str, now_us: int
 ) -> list[ChannelInfo]:
     """Returns the open channels of a virtual host, oldest first, at most LISTED."""
-    found = [
-        (channel, holder) for channel, holder in channels if holder.vhost == vhost and not channel.closed
-    ]
+    found = [each for each in channels if each[1].vhost == vhost and not each[0].closed]
     found.sort(key=lambda each: each[1].since_us)
     return [_row(channel, holder, now_us) for channel, holder in found[:LISTED]]
 
@@ -141,6 +139,8 @@ def _row(channel: Channel, holder: ChannelHolder, now_us: int) -> ChannelInfo:
     is_open = channel.transactional and bool(transaction)
     marked = [unacked for unacked, _ in list(channel.marked.values())]
     held = Counter(each.queue.name for each in [*list(channel.unacked.values()), *marked])
+    consumers = list(channel.consumers.values())
+    held.update({REPLIES[:-1]: each.queue.messages for each in consumers if each.queue.replies})
     return ChannelInfo(
         holder.id,
         holder.listener,
@@ -152,8 +152,8 @@ def _row(channel: Channel, holder: ChannelHolder, now_us: int) -> ChannelInfo:
         transaction.messages if is_open else 0,
         len(transaction.settles) if is_open else 0,
         transaction.memory_bytes if is_open else 0,
-        dict(held),
-        tuple(sorted(each.queue.name for each in list(channel.consumers.values()) if not each.queue.replies)),
+        {name: count for name, count in held.items() if count},
+        tuple(sorted(each.queue.name for each in consumers if not each.queue.replies)),
         _transaction_id(channel, holder) if is_open else "",
     )
 

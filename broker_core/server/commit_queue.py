@@ -112,10 +112,7 @@ class _Gates:
     __slots__ = ("_called", "_loop", "_open", "_opened", "_wake")
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        opened: Callable[[Waiting], None],
-        wake: Callable[[], None],
+        self, loop: asyncio.AbstractEventLoop, opened: Callable[[Waiting], None], wake: Callable[[], None]
     ) -> None:
         self._loop = loop
         self._opened = opened

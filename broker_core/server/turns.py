@@ -44,19 +44,15 @@ class Taker(Protocol):
 
     def turn(self, ends: float) -> bool:
         """Carry out at least one thing, and more until ``ends``. Returns whether something is left."""
-        ...
 
     def abort(self) -> None:
         """Its turn failed."""
-        ...
 
     def stop_reading(self) -> None:
         """Its turn comes later: it takes no more meanwhile. It reads again when nothing is left."""
-        ...
 
     def read(self) -> None:
         """It may read again."""
-        ...
 
 
 class Turns:

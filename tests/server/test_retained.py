@@ -46,11 +46,13 @@ from broker_core.server.access import audit
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
+from broker_core.server.amqp import direct_reply
 from broker_core.server.flight import channels, clients
 from broker_core.server.http.kept import answers as kept_answers
 from broker_core.server.http.kept import history, page_sessions
 from broker_core.server.http.kept.history import PlotHistory
 from broker_core.server.http.kept.page_sessions import PageSessions
+from tests.server import client_fills
 from tests.server.flight.flight_calls import HEADER, messages
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -431,6 +433,12 @@ ROWS = {
     "bindings": Fill(f"{memory.NAMES_BYTES >> 20} MiB", bindings),
     "queues and exchanges": Fill(f"{memory.NAMES_BYTES >> 20} MiB", queues_and_exchanges),
     "ids of messages that a queue remembers": Fill(f"{deduplication.MOST:,}", message_ids),
+    "bytes in consumers": Fill(
+        f"{broker_channel.MOST_CONSUMER_BYTES >> 20} MiB", client_fills.consumer_bytes
+    ),
+    "unread direct replies": Fill(
+        f"{direct_reply.MOST:,}, and {direct_reply.MOST_BYTES >> 20} MiB", client_fills.direct_replies
+    ),
     "consumers of a queue": Fill(f"{broker_channel.QUEUE_CONSUMERS:,}", consumers),
     "series of numbers for plots of the page": Fill(f"{history.SERIES:,} of half an hour", plots),
     "logins of browsers": Fill(f"{page_sessions.MOST:,}, of a user {page_sessions.OF_USER}", page_logins),

@@ -75,20 +75,9 @@ class AmqpConnection:
     """
 
     __slots__ = (
-        "_counted_at",
-        "_decoder",
-        "_events",
-        "_holds",
-        "_life",
-        "_listener",
-        "_look",
-        "_max_body_bytes",
-        "_may_be_empty",
-        "_zero",
-        "channels",
-        "out",
-        "stopped",
-    )
+        "_counted_at", "_decoder", "_events", "_holds", "_life", "_listener", "_look",
+        "_max_body_bytes", "_may_be_empty", "_zero", "channels", "out", "stopped",
+    )  # fmt: skip
 
     def __init__(self, offer: Offer, now: float) -> None:
         self.out = Outgoing(offer.frame_max)

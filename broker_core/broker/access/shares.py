@@ -8,7 +8,7 @@ have nobody to share with. Where an option gives a bound for each user, that is 
 ====================================  ===============================================================
 shared                                who is above the share
 ====================================  ===============================================================
-PREPARED, PREPARED_BYTES, CONSUMERS   is refused, and told what to do
+PREPARED, CONSUMERS, and their bytes  is refused, and told what to do
 connections, channels, calls, parts   is refused (``server/quotas.py``)
 outcomes, commits and ids of channels loses the oldest of its own, and nobody another's
 ====================================  ===============================================================
@@ -20,6 +20,7 @@ Invariant: what a user has is never taken away because a share became smaller. I
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from shlex import quote
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from typing import NamedTuple
 from broker_core.broker.access.users import ADMINISTRATOR, Users
 from broker_core.core.address import VHOST
 from broker_core.core.errors import PreconditionFailed, printable
+from broker_core.core.undo import Undo
 
 SHARE = 0.1
 
@@ -54,6 +56,7 @@ PREPARED_BYTES = Shared(
 CONSUMERS = Shared(
     "{n} consumers of one queue", "cancel some, or raise --user-share", "cancel some, or use several queues"
 )
+CONSUMER_BYTES = Shared("{n} bytes in consumers", "cancel some, or raise --user-share", "cancel some")
 
 
 class Shares:
@@ -62,6 +65,12 @@ class Shares:
     def __init__(self, users: Users) -> None:
         self._users = users
         self.fraction = SHARE
+        self.consumers = Counter[str]()  # bytes, by user
+
+    def count(self, undo: Undo, user: str, consumer_bytes: int) -> None:
+        """So much more is the user's in consumers; below 0: less."""
+        undo.item(self.consumers, user)
+        self.consumers[user] += consumer_bytes
 
     def most(self, user: str, total: int) -> int:
         """Returns how much of ``total`` the user may have; "": the owner of the data directory."""

@@ -20,15 +20,7 @@ import pyarrow as pa
 from broker_core.arrow.parts import part_checksum, signed, stream_of
 from broker_core.broker.access.rights import OWNER, Actor
 from broker_core.broker.access.users import name_in, write_key
-from broker_core.broker.batch.branch import (
-    Asked,
-    Branches,
-    PartRows,
-    Sums,
-    attempt_of,
-    expected_parts,
-    taken,
-)
+from broker_core.broker.batch.branch import Asked, Branches, PartRows, Sums, attempt_of, expected_parts, taken
 from broker_core.broker.batch.owners import AppOwners, StagedRights, public_entry
 from broker_core.broker.batch.queue_logs import QueueLogs
 from broker_core.broker.broker import BrokerState

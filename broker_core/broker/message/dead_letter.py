@@ -52,17 +52,9 @@ class DeadLetters:
     """
 
     __slots__ = (
-        "_encoded",
-        "_entries",
-        "_exchange",
-        "_first",
-        "_queue",
-        "_reason",
-        "_routing_key",
-        "_time",
-        "_transaction_of",
-        "looked",
-    )
+        "_encoded", "_entries", "_exchange", "_first", "_queue", "_reason", "_routing_key", "_time",
+        "_transaction_of", "looked",
+    )  # fmt: skip
 
     def __init__(
         self,

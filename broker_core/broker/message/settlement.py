@@ -91,13 +91,7 @@ class Settlement:
         return not removals.full
 
     def settle(
-        self,
-        change: Change,
-        settles: Sequence[Settle],
-        now: int,
-        *,
-        whole: bool = True,
-        ahead: bool = False,
+        self, change: Change, settles: Sequence[Settle], now: int, *, whole: bool = True, ahead: bool = False
     ) -> list[Settle]:
         """Settles them in order. What follows in a queue with the same outcome is one step. Returns the
         rejects for whose dead letters there is no room, for another commit; none if ``whole``. ``ahead``: the

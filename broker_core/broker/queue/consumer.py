@@ -9,11 +9,12 @@ Invariant: a consumer has credit only within the limits of its channel and of it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from broker_core.broker.queue import Queue
 from broker_core.core.change import Author, InboxRow
 from broker_core.core.undo import Undo
+from broker_core.routing.exchange import canonical
 
 
 class ConsumerChannel(Protocol):
@@ -21,6 +22,7 @@ class ConsumerChannel(Protocol):
 
     connection: object
     who: Author
+    state: Any
     prefetch: int  # of all its consumers together; 0: no limit
     consuming: int  # deliveries that count against it
     last_tag: int
@@ -42,23 +44,9 @@ class Consumer:
     """
 
     __slots__ = (
-        "active",
-        "arguments",
-        "cancelled",
-        "channel",
-        "exclusive",
-        "limited",
-        "no_ack",
-        "no_local",
-        "parked",
-        "prefetch",
-        "priority",
-        "queue",
-        "send",
-        "tag",
-        "unacked",
-        "writable",
-    )
+        "active", "arguments", "cancelled", "channel", "exclusive", "limited", "no_ack", "no_local",
+        "parked", "prefetch", "priority", "queue", "send", "tag", "unacked", "writable",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -117,6 +105,17 @@ class Consumer:
         undo.item(self.channel.consumers, self.tag)
         self.active = False
         self.channel.consumers.pop(self.tag, None)
+        self.count(undo, -1)
+
+    def count(self, undo: Undo, sign: int) -> None:
+        """It begins (1) or ends (-1) to take its user's share."""
+        size_bytes, channel = memory_bytes(self.tag, self.arguments), self.channel
+        channel.state.names.shares.count(undo, channel.who.user, sign * size_bytes)
+
+
+def memory_bytes(tag: str, arguments: Mapping[str, object]) -> int:
+    """Returns how much memory a consumer takes, about."""
+    return 2_000 + len(tag) + 8 * len(canonical(arguments))
 
 
 class Unacked(NamedTuple):

@@ -77,9 +77,10 @@ class Queue:
         vhost: str = VHOST,
         tally: Tally | None = None,
     ) -> None:
-        undo, tally = blocks.undo, Tally(blocks.undo) if tally is None else tally
         self.queue_id = queue_id
         self.name, self.vhost = name, vhost
+        # direct replies are bounded for their consumer, and do not count in its virtual host
+        undo, tally = blocks.undo, Tally(blocks.undo) if tally is None or self.replies else tally
         self.durable = durable
         self.exclusive = exclusive
         self.auto_delete = auto_delete

@@ -71,7 +71,7 @@ def owned(queue: Queue) -> ResourceLocked:
     return ResourceLocked(
         f"queue '{queue.name}' belongs to app '{queue.owner}': "
         f"only its stream consumes it; `txmq app release {queue.owner} {queue.name}` takes it from an app "
-        "that will not come back",
+        "that will not come back"
     )
 
 

@@ -20,12 +20,7 @@ from broker_core.core.block import Blocks
 from broker_core.core.change import ANY, Change, Numbers
 from broker_core.core.errors import PreconditionFailed
 from broker_core.core.ids import QueueId
-from broker_core.core.records import (
-    BindingRecord,
-    ExchangeBindingRecord,
-    ExchangeRecord,
-    QueueRecord,
-)
+from broker_core.core.records import BindingRecord, ExchangeBindingRecord, ExchangeRecord, QueueRecord
 from broker_core.core.undo import Tally
 from broker_core.message.arguments import (
     check_arguments,

@@ -26,10 +26,7 @@ from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Letters, Spilled, SpilledLetters, restore
 from broker_core.core.block import EXPIRATION, NotLoaded, RowSelection
 from broker_core.core.change import InboxRow
-from broker_core.core.errors import (
-    TransactionState,
-    TransactionTooLarge,
-)
+from broker_core.core.errors import TransactionState, TransactionTooLarge
 from broker_core.core.ids import BlockId, QueueId
 from broker_core.core.records import PreparedRecord
 from broker_core.core.undo import Undo
@@ -114,24 +111,10 @@ class Transaction:
     """
 
     __slots__ = (
-        "atomic",
-        "connection",
-        "entries",
-        "gone",
-        "incoming",
-        "letters",
-        "limits",
-        "messages",
-        "opened_us",
-        "publishes",
-        "settles",
-        "size_bytes",
-        "spilled",
-        "state",
-        "transactional",
-        "unspilled_bytes",
-        "xid",
-    )
+        "atomic", "connection", "entries", "gone", "incoming", "letters", "limits", "messages",
+        "opened_us", "publishes", "settles", "size_bytes", "spilled", "state", "transactional",
+        "unspilled_bytes", "xid",
+    )  # fmt: skip
 
     staged: Sequence[StagedMessages] = ()
     consumed: Sequence[Consumed] = ()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.core.errors import AccessRefused, NotAllowed, TxmqError
-from broker_core.server.access.audit import Audit
 from broker_core.server.amqp.ports import ClientConnection
 
 # the fields that are written, by method; a passive one changes nothing
@@ -24,33 +23,29 @@ TOPOLOGY: dict[type[m.Method], tuple[str, ...]] = {
 }
 
 
-def carried_out(audit: Audit, connection: ClientConnection, method: m.Method) -> None:
+def carried_out(connection: ClientConnection, method: m.Method) -> None:
     fields = TOPOLOGY.get(type(method))
     if fields is not None and not getattr(method, "passive", False):
-        _record(audit, connection, method.NAME, **{name: getattr(method, name) for name in fields})
+        _record(connection, method.NAME, **{name: getattr(method, name) for name in fields})
 
 
-def decided(audit: Audit, connection: ClientConnection, verb: str, xid: str, of: str | None) -> None:
+def decided(connection: ClientConnection, verb: str, xid: str, of: str | None) -> None:
     """``of``: whose it was."""
-    _record(audit, connection, f"transaction.{verb}", xid=xid, of=of)
+    _record(connection, f"transaction.{verb}", xid=xid, of=of)
 
 
-def failed(audit: Audit, connection: ClientConnection, method: m.Method | None, error: BaseException) -> None:
+def failed(connection: ClientConnection, method: m.Method | None, error: BaseException) -> None:
     """Only a refusal is written: for a permission, or for the limit of channels."""
     limited = isinstance(error, NotAllowed) and isinstance(method, m.ChannelOpen)
     if isinstance(error, TxmqError) and (limited or isinstance(error, AccessRefused)):
-        refused(audit, connection, method.NAME if method is not None else "", error.summary)
+        refused(connection, method.NAME if method is not None else "", error.summary)
 
 
-def refused(
-    audit: Audit, connection: ClientConnection, asked: str, why: str, vhost: str | None = None
-) -> None:
+def refused(connection: ClientConnection, asked: str, why: str, vhost: str | None = None) -> None:
     """``vhost``: that it asked for and did not enter."""
-    _record(audit, connection, "refused", vhost, asked=asked, why=why)
+    _record(connection, "refused", vhost, asked=asked, why=why)
 
 
-def _record(
-    audit: Audit, connection: ClientConnection, event: str, vhost: str | None = None, **what: object
-) -> None:
+def _record(connection: ClientConnection, event: str, vhost: str | None = None, **what: object) -> None:
     where = {"listener": "amqp", "vhost": connection.seen.vhost if vhost is None else vhost}
-    audit.record(event, connection.user, connection.address, **where, **what)
+    connection.server.logins.audit.record(event, connection.user, connection.address, **where, **what)

@@ -21,29 +21,21 @@ from typing import Any, Protocol, cast
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.connection import AmqpConnection
-from broker_core.amqp.v0_9_1.events import (
-    ChannelFailed,
-    CloseRequested,
-    Command,
-    Failed,
-    Publishes,
-)
+from broker_core.amqp.v0_9_1.events import ChannelFailed, CloseRequested, Command, Failed, Publishes
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.broker.access.rights import Rights
 from broker_core.core.checks import assert_never
 from broker_core.core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
-from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import audited, handshake
 from broker_core.server.amqp.commands.basic import publish_many
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.handlers.points import Points
 from broker_core.server.amqp.input import Input, Resumable
 from broker_core.server.amqp.options import AmqpOptions
-from broker_core.server.amqp.ports import FLUSH_BYTES, Server
+from broker_core.server.amqp.ports import FLUSH_BYTES
 from broker_core.server.amqp.session import Session, as_amqp
 from broker_core.server.amqp.sessions import Sessions
-from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.tls import TlsFiles, certified
 from broker_core.server.turns import Turns
 
@@ -54,22 +46,14 @@ LOW_BYTES = 256 * 1024
 HARD_BYTES = 16 * 1024 * 1024  # unsent above this: the broker stops reading from the client
 
 
-class Listener(Server, Protocol):
-    """The server, for its connections. ``connections_to``: how many have entered a virtual host, of one user
-    or of all.
-    """
+class Listener(handshake.AdmittingServer, Protocol):
+    """The server, for its connections."""
 
     handlers: Handlers
-    logins: Logins
     options: AmqpOptions
     tls: TlsFiles | None
     turns: Turns
     unwritten: Unwritten
-
-    @property
-    def unauthenticated(self) -> UnauthenticatedLimit: ...
-
-    def connections_to(self, vhost: str, user: str | None = None) -> int: ...
 
     def opened(self, connection: Connection) -> None: ...
 
@@ -253,9 +237,6 @@ class Connection(asyncio.Protocol):
     def fail(
         self, number: int, error: BaseException, method: m.Method | None = None, order: float = math.inf
     ) -> None:
-        """Close channel ``number``, or the connection, with ``error``, when what came before is answered;
-        ``method`` caused it. ``order``: of its command, if that has waited.
-        """
         session = self.sessions.by_number.get(number)
         if self.closed_for_sending:
             self.end_session(number)  # nothing else ends it
@@ -265,19 +246,13 @@ class Connection(asyncio.Protocol):
                 "connection %s: %s failed", self.name, method.NAME if method else "a command", exc_info=error
             )
         shown = as_amqp(error)
-        audited.failed(self.server.logins.audit, self, method, shown)
+        audited.failed(self, method, shown)
         ids = (method.CLASS_ID, method.METHOD_ID) if method is not None else (0, 0)
         if not isinstance(shown, ChannelError) or not number:
             closing = shown if isinstance(shown, ConnectionException) else InternalFault(shown.summary)
             self.sessions.fail_all(closing, ids, order)
         elif session is not None:
             session.refuse(ChannelFailed(number, shown, ids), order)
-
-    def carried_out(self, method: m.Method) -> None:
-        audited.carried_out(self.server.logins.audit, self, method)
-
-    def decided(self, verb: str, xid: str, of: str | None) -> None:
-        audited.decided(self.server.logins.audit, self, verb, xid, of)
 
     def end_session(self, number: int) -> None:
         self.sessions.close(number)
@@ -355,15 +330,12 @@ class Connection(asyncio.Protocol):
 
     # -- flow control ----------------------------------------------------------------------------------------
     def pause(self, why: object) -> None:
-        """Read and carry out nothing more until each ``why`` has resumed."""
         self.input.pause(why)
 
     def resume(self, why: object) -> None:
-        """Does nothing if the connection is not paused for ``why``."""
         self.input.resume(why)
 
     def go_on(self, waiting: Resumable) -> None:
-        """What waited in ``waiting`` is carried out in the next turn."""
         self.input.go_on(waiting)
 
     def sweep(self, now: float) -> None:

@@ -7,7 +7,8 @@ Errors and counts are those of RabbitMQ 3.10, with one difference: in a transact
 commit.
 
 The name is that of a queue which is exclusive to the connection, lives in memory and is deleted with its
-consumer. It is not listed, and cannot be bound, consumed, read, purged or deleted.
+consumer. It is not listed, and cannot be bound, consumed, read, purged or deleted. Of what a client does not
+read, the newest wait for it, as ``txmq connection channels`` shows.
 Invariant: a channel has at most one such consumer, ``session.replies`` names its queue, and no two consumers
 ever have the same name.
 """
@@ -28,6 +29,7 @@ from broker_core.server.amqp.session import Session, sender
 
 NAME = REPLIES[:-1]
 RAW_NAME = NAME.encode()
+MOST, MOST_BYTES = 20_000, 16 * 1024 * 1024  # that wait for one consumer
 
 
 def consume(session: Session, method: m.BasicConsume, tag: str) -> None:
@@ -44,7 +46,13 @@ def consume(session: Session, method: m.BasicConsume, tag: str) -> None:
 
     def work(state: BrokerState, change: Change, _now: int) -> Consumer:
         queue = state.topology.declare_queue(
-            change, name, durable=False, exclusive=True, auto_delete=True, connection=session.connection
+            change,
+            name,
+            durable=False,
+            exclusive=True,
+            auto_delete=True,
+            arguments={"x-max-length": MOST, "x-max-length-bytes": MOST_BYTES},
+            connection=session.connection,
         )
         consumer = session.channel.consume(
             queue, tag, sender(session, tag, name), session.cancelled, no_ack=True

@@ -18,14 +18,12 @@ from broker_core.amqp.v0_9_1.methods import ConnectionStart, ConnectionStartOk
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.broker.access.rights import Rights
 from broker_core.core.errors import CommandInvalid, ConnectionAccessRefused, LoginRefused, NotAllowed
-from broker_core.node.local import LocalBroker
 from broker_core.server.access.identity import Identity
 from broker_core.server.access.logins import Logins
 from broker_core.server.amqp import audited
 from broker_core.server.amqp.options import AmqpOptions
-from broker_core.server.amqp.ports import ClientConnection
+from broker_core.server.amqp.ports import ClientConnection, Server
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
-from broker_core.server.quotas import Quotas
 
 CAPABILITIES = {
     "publisher_confirms": True,
@@ -141,14 +139,10 @@ def _refused(method: ConnectionStartOk) -> ConnectionAccessRefused:
     )
 
 
-class AdmittingServer(Protocol):
+class AdmittingServer(Server, Protocol):
     """The server that a connection enters. ``connections_to``: how many have entered a virtual host, of one
     user or of all.
     """
-
-    broker: LocalBroker
-    logins: Logins
-    quotas: Quotas
 
     @property
     def unauthenticated(self) -> UnauthenticatedLimit: ...
@@ -180,7 +174,7 @@ def enter(connection: ClientConnection, server: AdmittingServer, vhost: str) -> 
             raise NotAllowed(refused)
         server.quotas.connections.enter(connection, user)
     except NotAllowed as error:
-        audited.refused(server.logins.audit, connection, "connection.open", error.summary, vhost)
+        audited.refused(connection, "connection.open", error.summary, vhost)
         raise
     connection.seen, connection.rights = seen, rights
     server.unauthenticated.leave(connection)  # who is refused stays there until its socket is closed

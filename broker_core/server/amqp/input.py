@@ -26,7 +26,6 @@ class Resumable(Protocol):
 
     def carry_on(self, ends: float) -> None:
         """Carry out at least one of them, and more until ``ends``."""
-        ...
 
 
 def _nothing(_: float) -> None:

@@ -20,6 +20,7 @@ from broker_core.broker.access.rights import Rights
 from broker_core.broker.broker import BrokerState
 from broker_core.core.errors import ConnectionException
 from broker_core.node.local import LocalBroker
+from broker_core.server.access.logins import Logins
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.quotas import Quotas
 
@@ -31,6 +32,7 @@ class Server(Protocol):
 
     broker: LocalBroker
     quotas: Quotas
+    logins: Logins
     commits: CommitQueue
     loop: asyncio.AbstractEventLoop
 
@@ -70,33 +72,20 @@ class ClientConnection(Protocol):
     @property
     def closed_for_sending(self) -> bool:
         """Nothing more can be sent on a channel."""
-        ...
 
     def announces(self, capability: str) -> bool:
         """Whether the client announced this capability."""
-        ...
-
-    def carried_out(self, method: Method) -> None:
-        """For the audit log: its effect is durable."""
-        ...
-
-    def decided(self, verb: str, xid: str, of: str | None) -> None:
-        """For the audit log: a prepared transaction of user ``of`` is decided by hand."""
-        ...
 
     def send(
         self, number: int, method: Method, properties: bytes = b"", body: bytes = b"", *, queue: str = ""
     ) -> None:
         """Send a method with its content. ``queue``: the queue of a delivery, for handlers."""
-        ...
 
     def write(self, data: bytes) -> None:
         """Send encoded frames: whole commands of one open channel."""
-        ...
 
     def flush_later(self) -> None:
         """Write what the protocol has encoded, at the end of the tick."""
-        ...
 
     def fail(
         self, number: int, error: BaseException, method: Method | None = None, order: float = math.inf
@@ -104,28 +93,21 @@ class ClientConnection(Protocol):
         """Close channel ``number``, or the connection, with ``error``, when what came before is answered;
         ``method`` caused it. ``order``: of its command, if that has waited.
         """
-        ...
 
     def close(self, error: ConnectionException, ids: tuple[int, int]) -> None:
         """Close the connection now. ``ids``: class and method that caused it, or 0 and 0."""
-        ...
 
     def close_channel(self, failed: ChannelFailed) -> None:
         """Close it now."""
-        ...
 
     def end_session(self, number: int) -> None:
         """End the session of channel ``number`` because the client closes the channel."""
-        ...
 
     def pause(self, why: object) -> None:
         """Read and carry out no more commands until each ``why`` has resumed."""
-        ...
 
     def resume(self, why: object) -> None:
         """Does nothing if the connection is not paused for ``why``."""
-        ...
 
     def go_on(self, waiting: Any) -> None:
         """What waited in ``waiting`` is carried out in the next turn."""
-        ...

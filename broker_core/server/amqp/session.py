@@ -40,19 +40,19 @@ from broker_core.core.errors import (
     TxmqError,
 )
 from broker_core.message.message import Message
-from broker_core.server.amqp import transaction_exchange
+from broker_core.server.amqp import audited, transaction_exchange
 from broker_core.server.amqp.channel_holder import channel_holder
 from broker_core.server.amqp.ports import FLUSH_BYTES, ClientConnection, Server
 from broker_core.server.amqp.tick_commit import TickCommit
 
-BACKLOG = 1_000  # commands that wait; then the connection is not read
-BACKLOG_BYTES = 16 * 1024 * 1024  # of their bodies
 _HANDS_OUT = (m.BasicGet, m.BasicConsume)
 _GATHERED = frozenset({m.BasicPublish, m.BasicAck, m.BasicNack, m.BasicReject})
 
 # The order of the commands of all channels, of those that do not end at once: an error has to know what came
 # before it.
 _ORDER = itertools.count(1)
+BACKLOG = 1_000  # commands that wait; then the connection is not read
+BACKLOG_BYTES = 16 * 1024 * 1024  # of their bodies
 
 T = TypeVar("T")
 Work = Callable[[BrokerState, Change, int], T]
@@ -307,7 +307,7 @@ class Session:
         if error is not None:
             self.fail(error, method)
         else:
-            self.connection.carried_out(method)
+            audited.carried_out(self.connection, method)
             self.send_unless_none(reply(answer))
         self.go_on()
 
@@ -323,6 +323,7 @@ class Session:
         """Return a mandatory message that reached no queue."""
         method = m.BasicReturn(312, "NO_ROUTE", message.exchange, message.routing_key)
         self.send(method, message.properties, message.body)
+        self.broker.committer.counts.returned[self.state.topology.vhost] += 1
 
     def fail_open(self, error: PreconditionFailed) -> None:
         if not self.ended:

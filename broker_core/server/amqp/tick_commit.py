@@ -174,7 +174,6 @@ class TickCommit:
         counts, vhost = session.broker.committer.counts, session.channel.state.topology.vhost
         for message in committed.returned:
             session.give_back(message)
-            counts.returned[vhost] += 1
         if piece.publishes and not session.ended:
             counts.confirmed[vhost] += piece.publishes - len(committed.rejected)
             self._confirm(piece.before, piece.publishes, committed.rejected)

@@ -10,7 +10,7 @@ from pamqp import commands
 from broker_core.core.errors import CorruptSegment
 from tests.amqp_in_process import Served, ended, serving
 from tests.amqp_peer import Peer, peer
-from tests.progress import GUARD_S
+from tests.progress import GUARD_S, wait_until
 from tests.reading import SlowDisk
 
 Q, B = commands.Queue, commands.Basic
@@ -118,6 +118,7 @@ def test_a_client_that_leaves_while_it_waits_leaves_its_messages(disk: SlowDisk,
         client.call(1, B.Consume(queue="disk"), B.ConsumeOk)
         client.send(2, B.Get(queue="disk", no_ack=True))
         assert disk.entered.wait(GUARD_S)
+    wait_until(lambda: not served.server.connections)  # else the get may be answered before
     disk.gate.set()
     ended(served)
     with peer(served.url, 1) as client:

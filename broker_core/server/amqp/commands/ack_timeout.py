@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
+from broker_core.broker.queue.consumer import Consumer
 from broker_core.core.errors import PreconditionFailed
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from broker_core.server.amqp.session import Session
 
 NOTES = 16  # in a limit
+NOTED = 64  # limits of a channel, before it looks for some that it no longer needs
 LEAST_S = 1.0  # between two
 _NONE: Mapping[str, object] = {}
 
@@ -31,6 +33,10 @@ def limit_of(queue: Queue, arguments: Mapping[str, object] = _NONE) -> int:
     """Returns the shorter limit of a queue and its consumer, in ms; 0: none."""
     both = (queue.arguments.consumer_timeout_ms, arguments.get("x-consumer-timeout"))
     return min((each for each in both if isinstance(each, int)), default=0)
+
+
+def _limit(queue: Queue, consumer: Consumer | None) -> int:
+    return limit_of(queue, _NONE if consumer is None else consumer.arguments)
 
 
 def watch(session: Session, limit: int) -> None:
@@ -53,7 +59,14 @@ class AckTimeouts:
         self._notes: dict[Session, dict[int, TagNotes]] = {}  # by limit
 
     def watch(self, session: Session, limit: int) -> None:
-        self._notes.setdefault(session, {}).setdefault(limit, TagNotes(limit))
+        notes = self._notes.setdefault(session, {})
+        if limit not in notes and len(notes) % NOTED == NOTED - 1:  # those of consumers that are gone
+            channel = session.channel
+            there = {limit_of(each.queue, each.arguments) for each in channel.consumers.values()}
+            there |= {_limit(queue, consumer) for queue, _, consumer in channel.unacked.values()}
+            for other in notes.keys() - there:
+                del notes[other]
+        notes.setdefault(limit, TagNotes(limit))
 
     def sweep(self, now_s: float) -> None:
         for session, notes in tuple(self._notes.items()):
@@ -101,7 +114,7 @@ def late(channel: Channel, highest: Mapping[int, int]) -> int:
     for tag, (queue, _, consumer) in channel.unacked.items():
         if tag > last:
             break
-        limit = limit_of(queue, _NONE if consumer is None else consumer.arguments)
+        limit = _limit(queue, consumer)
         if limit and tag <= highest.get(limit, 0):
             return limit
     return 0

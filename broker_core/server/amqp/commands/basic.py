@@ -17,6 +17,7 @@ from broker_core.server.amqp.session import Session
 
 _REPLY_TO = 0x02  # in the first one
 _DELIVERY_MODES = (2, 1, None)
+ORDINARY_BYTES = 1024
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 
@@ -40,7 +41,8 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
                 f"invalid message: {{delivery_mode_unknown,{delivery_mode(properties)}}}"
             )
         copies = has_copies(properties)
-        if not (copies or named):  # whom a message may name changes with the users
+        # whom a message may name changes with the users; a channel has no share for what is large
+        if not (copies or named) and len(properties) <= ORDINARY_BYTES:
             session.ordinary = properties
     source = session.state.topology.exchanges.get(name)
     if source is None or source.internal:
