@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from broker_core.broker.access.shares import PREPARED, PREPARED_BYTES
 from broker_core.broker.access.users import disowned_key, is_owned, name_of, payer_of, user_of
 from broker_core.broker.history.history import CommitHistory
@@ -24,7 +22,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.names import TransactionNames
-from broker_core.broker.transaction.spilled import Spilled
+from broker_core.broker.transaction.spilled import Unreached
 from broker_core.broker.transaction.transaction import Settle, State, Transaction
 from broker_core.core.address import VHOST
 from broker_core.core.block import Blocks
@@ -40,7 +38,7 @@ _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 class CommitResult(NamedTuple):
     """The result of a commit: its sequence number (NO_SEQUENCE: nothing was published, outside a
-    transaction), and mandatory messages whose queues have been deleted.
+    transaction), and mandatory messages that no queue has got. Those of ``stored`` come before ``returned``.
 
     ``rejected``: indexes in ``publishes`` that a full queue refused, in a transaction that is not atomic;
     ``left``: its rejects whose dead letters are too many for one commit, for another one.
@@ -53,6 +51,7 @@ class CommitResult(NamedTuple):
     rejected: list[int] = []
     left: Sequence[Settle] = ()
     dropped: int = 0
+    stored: Sequence[Unreached] = ()
 
 
 class Commits:
@@ -85,11 +84,11 @@ class Commits:
         self._pending_checks = pending_checks
 
     def commit(
-        self, change: Change, transaction: Transaction, now: int, by_hand: bool = False
+        self, change: Change, transaction: Transaction, now: int, by_hand: bool = False, later: bool = False
     ) -> CommitResult:
         """Adds the whole transaction to one change (decision 1). ``by_hand``: somebody else than who named it
-        has decided that. Raises, with nothing changed, PreconditionFailed (a full queue or virtual host),
-        TransactionState, CorruptSegment.
+        has decided; ``later``: the caller takes back what is ``stored``. Raises, with nothing changed,
+        PreconditionFailed (it is full), TransactionState, CorruptSegment.
         """
         xid, publishes, settles = transaction.xid, transaction.publishes, transaction.settles
         rejected: list[int] = []
@@ -111,7 +110,7 @@ class Commits:
             self._settlement.check_readable(settles)
             if transaction.atomic and letters is not None:
                 self._settlement.check_letters(transaction, letters, now)
-        returned = self._unreached(transaction.spilled)
+        returned, unreached = self._unreached(change, transaction, later)
         self.become(transaction, State.COMMITTED)
         if transaction.transactional and (
             publishes or settles or transaction.spilled or transaction.staged or transaction.decided
@@ -143,7 +142,7 @@ class Commits:
             self._names.end(change, xid, "committed", now, by_hand)
         if self._pending_checks.remembering:
             self._messages.admission.record(change, now)
-        return _new(CommitResult, (change.sequence, returned, rejected, left, 0))
+        return _new(CommitResult, (change.sequence, returned, rejected, left, 0, unreached))
 
     def _name(self, change: Change, xid: str, now: int) -> None:
         change.effects.xid, change.effects.is_plain = name_of(xid), False
@@ -164,14 +163,29 @@ class Commits:
                 self._expiry.plan(queue)
         pending_checks.touched.clear()
 
-    def _unreached(self, pieces: Sequence[Spilled]) -> list[Message]:
-        """Returns mandatory messages whose queues have all been deleted. Raises CorruptSegment."""
-        found: list[Message] = []
-        for spilled in pieces:
-            if lost := spilled.unreached():
-                rows = self._blocks.decode(spilled.block_id, np.array(lost, np.int64), _UNUSED, 0)
-                found += [Message(row.body, row.routing_key, row.exchange, row.properties) for row in rows]
+    def _unreached(
+        self, change: Change, transaction: Transaction, later: bool
+    ) -> tuple[list[Message], list[Unreached]]:
+        """Returns what its publisher gets back of what is stored, now or ``later``."""
+        found: list[Unreached] = []
+        if transaction.state is State.ACTIVE:  # nobody gets back those of a prepared one
+            for spilled in transaction.spilled:
+                if (unreached := spilled.unreached()) is not None:
+                    found.append(unreached)
+                    if later:
+                        self._blocks.hold(spilled.block_id, spilled.rows, spilled.size_bytes)
+                        change.names.append(spilled.block_id)
+        return ([], found) if later else ([each for lost in found for each in self._messages_of(lost)], [])
+
+    def take_back(self, change: Change, unreached: Unreached) -> list[Message]:
+        """Returns the messages; their block need not stay any more. Raises CorruptSegment."""
+        found = self._messages_of(unreached)
+        self._blocks.unhold(change, unreached.block_id)
         return found
+
+    def _messages_of(self, unreached: Unreached) -> list[Message]:
+        rows = self._blocks.decode(*unreached, _UNUSED, 0)
+        return [Message(row.body, row.routing_key, row.exchange, row.properties) for row in rows]
 
     def become(self, transaction: Transaction, state: State) -> None:
         """Changes the state of the transaction. Raises TransactionState."""

@@ -190,15 +190,17 @@ class ChannelCommits:
         call: Call | None,
         change: Change,
         now: int,
+        later: bool = False,
     ) -> CommitResult:
-        """A work. ``call`` is remembered with the commit, so that it is answered again if it is repeated.
+        """A work. ``call`` is remembered with the commit, so that it is answered again if it is repeated;
+        ``later``: see ``Commits.commit``.
 
         Raises NotAllowed (the virtual host is deleted), AccessRefused, and what ``Commits.commit`` raises.
         """
         if rights is not None or channel.state.topology.deleted:
             _ask_again(channel, transaction, rights)
         change.effects.who = channel.who
-        committed = self._state.transactions.commit(change, transaction, now)
+        committed = self._state.transactions.commit(change, transaction, now, later=later)
         if call is not None:
             self._state.names.outcomes.remember_call(change, *call, now)
         return committed

@@ -109,7 +109,9 @@ def channel_rows(
     channels: Iterable[tuple[Channel, ChannelHolder]], vhost: str, now_us: int
 ) -> list[ChannelInfo]:
     """Returns the open channels of a virtual host, oldest first, at most LISTED."""
-    found = [each for each in channels if each[1].vhost == vhost and not each[0].closed]
+    found = [
+        (channel, holder) for channel, holder in channels if holder.vhost == vhost and not channel.closed
+    ]
     found.sort(key=lambda each: each[1].since_us)
     return [_row(channel, holder, now_us) for channel, holder in found[:LISTED]]
 

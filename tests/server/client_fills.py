@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pamqp.commands import Basic
+from pamqp.commands import Basic, Queue, Tx
 
 from broker_core.broker import channel as broker_channel
 from broker_core.broker.access.shares import SHARE
@@ -15,9 +15,13 @@ from broker_core.broker.channel import Channel
 from broker_core.core import errors
 from broker_core.core.change import Author
 from broker_core.launcher import Broker
+from broker_core.message.message import Message
+from broker_core.node import channel_commit
 from broker_core.server.amqp import direct_reply
+from broker_core.server.amqp.commands.returns import Returns
 from broker_core.server.amqp.server import AmqpServer
 from tests.amqp_peer import peer
+from tests.progress import wait_until
 
 LOW = 20
 Things = list[tuple[str, str]]  # user, and a name
@@ -48,6 +52,27 @@ def direct_replies(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: P
             other.publish(1, "", queue.name, name.encode() + bytes(10_000))
         other.call(1, Basic.Qos(), Basic.QosOk)
         return queue.messages, LOW
+
+
+def returned(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+    low.setattr(channel_commit, "SPILL_ROWS", LOW)
+    broker._local.channel_commits.spill_early(False)
+    with listening(broker) as server, peer(url(server), 1) as client, peer(url(server), 1) as other:
+        client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
+        client.call(1, Tx.Select(), Tx.SelectOk)
+        for _user, name in things:
+            client.publish(1, "", "nowhere", name.encode() + bytes(20_000), mandatory=True)
+        client.publish(1, "", "q", b"")
+        client.send(1, Tx.Commit())
+        wait_until(lambda: other.count(1, "q") and any(not each.writable for each in server.connections))
+        lines = [
+            connection.attached[Returns]._line
+            for connection in server.connections
+            if Returns in connection.attached
+        ]
+        left = [each for line in lines for _, left, _ in line for each in left]
+        assert any(not isinstance(each, Message) for each in left)
+        return max(1, sum(isinstance(each, Message) for each in left)), LOW
 
 
 def url(server: AmqpServer) -> str:

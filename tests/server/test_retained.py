@@ -38,7 +38,7 @@ from broker_core.message import deduplication
 from broker_core.message.properties import Properties
 from broker_core.micro_batch import ledger
 from broker_core.micro_batch.claims import claim
-from broker_core.node import upkeep
+from broker_core.node import channel_commit, upkeep
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.routing import memory, route_cache
 from broker_core.server import log_file
@@ -438,6 +438,9 @@ ROWS = {
     ),
     "unread direct replies": Fill(
         f"{direct_reply.MOST:,}, and {direct_reply.MOST_BYTES >> 20} MiB", client_fills.direct_replies
+    ),
+    "unread `basic.return` of transactions": Fill(
+        f"{channel_commit.SPILL_BYTES >> 20} MiB in memory", client_fills.returned
     ),
     "consumers of a queue": Fill(f"{broker_channel.QUEUE_CONSUMERS:,}", consumers),
     "series of numbers for plots of the page": Fill(f"{history.SERIES:,} of half an hour", plots),

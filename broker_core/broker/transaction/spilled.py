@@ -33,6 +33,13 @@ class Share(NamedTuple):
     recorded: bool
 
 
+class Unreached(NamedTuple):
+    """Rows of a block that no queue has got, and that their publisher has to get back."""
+
+    block_id: BlockId
+    rows: npt.NDArray[np.int64]
+
+
 class Spilled(NamedTuple):
     """No catalog names block ``block_id`` until the transaction is committed or prepared. Sets of rows are
     bits, least significant first: an open transaction of millions of messages costs a few bytes for each.
@@ -78,15 +85,15 @@ class Spilled(NamedTuple):
             for part in np.split(rows, np.flatnonzero(flags[1:] != flags[:-1]) + 1):
                 yield Share(queue, _selection(part), not transient[part[0]])
 
-    def unreached(self) -> list[int]:
-        """Returns mandatory rows whose queues have all been deleted."""
+    def unreached(self) -> Unreached | None:
+        """Returns the mandatory rows, if any, whose queues have all been deleted."""
         if not self.mandatory:
-            return []
+            return None
         lost = _unpacked(self.mandatory, self.rows)
         for queue, selection in self.selections:
             if not (queue.deleted or queue.replies):
                 lost[row_numbers(selection)] = False
-        return [int(row) for row in np.flatnonzero(lost)]
+        return Unreached(self.block_id, np.flatnonzero(lost)) if lost.any() else None
 
 
 def spill(block_id: BlockId, size_bytes: int, publishes: Sequence[Publish]) -> Spilled:

@@ -28,6 +28,7 @@ from broker_core.broker.access.rights import Rights
 from broker_core.core.checks import assert_never
 from broker_core.core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
 from broker_core.server.amqp import audited, handshake
+from broker_core.server.amqp.commands import returns
 from broker_core.server.amqp.commands.basic import publish_many
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.handlers.points import Points
@@ -147,6 +148,7 @@ class Connection(asyncio.Protocol):
         self.protocol.lost()
         self.input.lost()
         self.sessions.lost()
+        returns.go_on(self)
         self.server.closed(self)
         self.points.lost()
 
@@ -170,6 +172,7 @@ class Connection(asyncio.Protocol):
     def _go_on_writing(self) -> None:
         if self.writable and not self.closed_for_sending:
             self.sessions.resume_deliveries()
+            returns.go_on(self)
             self.resume("output")
 
     def abort(self, why: str) -> None:
@@ -339,7 +342,12 @@ class Connection(asyncio.Protocol):
         self.input.go_on(waiting)
 
     def sweep(self, now: float) -> None:
-        """Do what is due: heartbeats, and the time limits of handshake and close."""
+        """Do what is due: heartbeats, and the time limits of handshake and close. What is left to return does
+        not keep a connection that closes from it if the client does not read.
+        """
+        unheard_s = now - self.protocol.heard_at
+        if self.protocol.stopped and not self.writable and unheard_s > self.server.options.close_timeout_s:
+            self.abort("it does not read what is left")
         deadline = self.protocol.next_deadline()
         if deadline is not None and now >= deadline:
             timed_out = self.protocol.tick(now)

@@ -6,12 +6,13 @@ from typing import get_type_hints
 
 import pytest
 
+from broker_core.amqp.v0_9_1.backlog import BACKLOG, BACKLOG_BYTES, Backlog
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.amqp.v0_9_1.methods import BasicPublish, ChannelClose, Method
 from broker_core.amqp.v0_9_1.states import WORK
 from broker_core.server.amqp.commands import COMMANDS
 from broker_core.server.amqp.commands.registry import command
-from broker_core.server.amqp.session import BACKLOG, BACKLOG_BYTES, PHASES, Backlog, Move, Phase, Session
+from broker_core.server.amqp.session import PHASES, Move, Phase, Session
 
 
 def test_each_method_that_passes_the_connection_has_a_command() -> None:

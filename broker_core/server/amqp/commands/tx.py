@@ -19,6 +19,7 @@ from broker_core.node.channel_commit import reaches_many_queues
 from broker_core.server.amqp import transaction_exchange
 from broker_core.server.amqp.commands import open_time
 from broker_core.server.amqp.commands.registry import command
+from broker_core.server.amqp.commands.returns import add
 from broker_core.server.amqp.session import Move, Session
 
 
@@ -82,7 +83,7 @@ def _submit(session: Session, method: m.TxCommit, transaction: Transaction) -> N
         if named.prepare:
             steps.prepare(channel, transaction, rights, None, named.prepare, user, change, now)
             return None
-        return steps.commit(channel, transaction, rights, None, change, now)
+        return steps.commit(channel, transaction, rights, None, change, now, later=True)
 
     if named.token:
         transaction.xid = session.state.names.key(session.state.vhost, named.token, user)
@@ -102,10 +103,13 @@ def _committed(
     with session.look:
         session.channel.finish()  # 3. finish
     session.named = transaction_exchange.NamedTransaction()
-    if committed is not None:
-        for message in committed.returned:
-            session.give_back(message)
-            session.broker.committer.counts.returned[session.state.topology.vhost] += 1
+    if committed is not None and (committed.stored or committed.returned):
+        add(session, committed, partial(_answer, session))  # 4. return
+    else:
+        _answer(session)
+
+
+def _answer(session: Session) -> None:
     session.send(m.TxCommitOk())
     if session.channel.consumers:
         session.commits.wake()
