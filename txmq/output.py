@@ -18,7 +18,7 @@ from unicodedata import combining, east_asian_width
 import click
 
 from broker_core.admin import NOBODY, Preparation
-from broker_core.core.errors import OptionError, printable
+from broker_core.core.errors import OptionError, printable, visible
 from txmq.command.declare import Options, command
 
 Row = dict[str, Any]
@@ -157,5 +157,5 @@ def _cell(value: object) -> str:
     if isinstance(value, (tuple, list)):
         return ",".join(_cell(item) for item in value)
     if isinstance(value, dict):
-        return ",".join(f"{key}={_cell(item)}" for key, item in value.items())
-    return printable(" ".join(str(value).split()))
+        return ",".join(f"{_cell(key)}={_cell(item)}" for key, item in value.items())
+    return visible(str(value))

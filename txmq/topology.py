@@ -7,8 +7,10 @@ and agreed.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from broker_core.admin import QueueInfo
-from broker_core.core.errors import AccessRefused, QueueNotFound
+from broker_core.core.errors import AccessRefused, ExchangeNotFound, OptionError, QueueNotFound
 from txmq.address import BROKER, admin_at, client_at, queue_names
 from txmq.command.declare import WATCH, YES, Options, argument, command, option
 from txmq.command.values import key_and_value
@@ -51,6 +53,8 @@ list_command(
     ARGUMENT,
 )
 def _declare_queue(options: Options) -> int:
+    if not options.name:
+        raise OptionError("a queue without a name is one of a connection, which ends with this command")
     admin_at(options, create=True).declare_queue(
         options.name, durable=not options.transient, arguments=dict(options.argument)
     )
@@ -110,6 +114,9 @@ def _delete_queue(options: Options) -> int:
 
 @command("exchange delete", "delete an exchange", *BROKER, NAME, YES)
 def _delete_exchange(options: Options) -> int:
+    with suppress(AccessRefused):  # this user may not see what there is
+        if all(each.name != options.name for each in admin_at(options).exchanges()):
+            raise ExchangeNotFound(f"there is no exchange {options.name!r}")
     confirm(options, f"delete drops exchange {options.name} and its bindings")
     admin_at(options).delete_exchange(options.name)
     return done(options, f"deleted exchange {options.name}", exchange=options.name)

@@ -55,6 +55,12 @@ def printable(text: str) -> str:
     )
 
 
+def visible(name: str) -> str:
+    """As ``printable``, with escapes for backslashes too, and for a space at either end or behind another."""
+    return _UNSEEN.sub(r"\\x20", printable(name.replace("\\", r"\\")))
+
+
+_UNSEEN = re.compile(r"^ | $|(?<= ) ")
 _BY_CODE: dict[str, type[TxmqError]] = {}
 
 

@@ -89,6 +89,27 @@ def test_what_drops_messages_is_asked_first(
     assert counts() == {} and "x" not in {row["name"] for row in run("exchange", "list")}
 
 
+def test_an_exchange_that_is_not_there_is_not_deleted_and_a_queue_without_a_name_not_declared(
+    broker: Broker, run: Any
+) -> None:
+    assert "no exchange 'x'" in run("exchange", "delete", "x", "--yes")
+    assert "a queue without a name" in run("queue", "declare", "")
+    assert broker.queues() == []
+
+
+def test_names_that_look_alike_do_not_in_a_table(
+    broker: Broker, run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["pay", "pay ", " pay", "p  ay", "pay\n", "pay\\n", "\u202epay"]
+    with broker.channel() as channel:
+        for name in names:
+            channel.queue_declare(name)
+    assert {row["name"] for row in run("queue", "list")} == {*names}, "JSON has them as they are"
+    assert cli.main(["queue", "list", "--url", broker.url]) == 0
+    shown = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert sorted(shown) == sorted(["pay", "pay\\x20", "\\x20pay", "p", "pay\\n", "pay\\\\n", "\\u202epay"])
+
+
 def test_a_queue_that_is_not_there_or_that_an_app_reads_is_not_purged_or_deleted(
     broker: Broker, run: Any
 ) -> None:

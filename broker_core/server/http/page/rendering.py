@@ -8,7 +8,6 @@ cannot be seen of a name is an escape, so that no two look alike; it is not in w
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from hashlib import sha256
@@ -21,6 +20,7 @@ from markupsafe import Markup, escape
 from starlette.responses import Response
 
 from broker_core import __version__
+from broker_core.core import errors
 from broker_core.core.errors import printable
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import looks
@@ -41,7 +41,6 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 NONE = "–"
-_UNSEEN = re.compile(r"^ | $|(?<= ) ")
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
@@ -84,12 +83,8 @@ def arguments(value: Mapping[str, Any]) -> str:
 
 
 def visible(value: object) -> object:
-    """What the template shows of a value: a text with escapes for what cannot be seen, also for a space at
-    either end and one behind another.
-    """
-    if type(value) is not str:
-        return value
-    return _UNSEEN.sub(r"\\x20", printable(value.replace("\\", r"\\")))
+    """What the template shows of a value: a text with escapes for what cannot be seen."""
+    return errors.visible(value) if type(value) is str else value
 
 
 def sentence(text: str, *names: object) -> Markup:
