@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from broker_core.broker.access.rights import Rights
 from broker_core.broker.access.users import DEFAULT_USER, Users
 from broker_core.core.address import VHOST
-from broker_core.core.errors import LoginRefused
+from broker_core.core.errors import Busy, LoginRefused
 from broker_core.flight.authorization import CHALLENGE_BYTES, Basic, Bearer, proof
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.identity import OWNER, Identity, Standing
@@ -72,9 +72,7 @@ class Logins:
             found = answer.result()
         else:
             if not self._waiting.acquire(blocking=False):
-                raise LoginRefused(
-                    "too many logins are waiting, because others have failed", "try again later"
-                )
+                raise Busy("too many logins are being checked", "try again")
             try:
                 found = answer.result()
             finally:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 
 from broker_core.core.errors import Busy
 from broker_core.server.alarm import Alarm
-from broker_core.server.quotas import Quota, UserLimit
+from broker_core.server.quotas import MiB, Quota, UserLimit
 
 # they are short, and a client needs them to give back what it has
 UNLIMITED = ("hello", "channel.keepalive", "channel.close")
 # they bring messages; while memory or the disk is low, only what makes room goes on
 PUBLISHES = ("channel.publish", "channel.publish_all", "stage", "adopt", "put")
+ANSWERS, LARGE = UserLimit(256 * MiB, 128 * MiB), 64 * 1024  # bytes that clients have not read yet
 SILENT = UserLimit(1000, 100)  # calls that have sent nothing yet; each holds a thread
 
 
@@ -30,6 +31,11 @@ class CallFailed(Exception):
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+def _too_many_answers(user: str, limit: int, own: bool) -> Busy:
+    whose = f" to user '{user}'" if own else ""
+    return Busy(f"{limit} bytes of answers{whose} are not read yet, which is the limit", "try again")
 
 
 def _too_many_silent(user: str, limit: int, own: bool) -> Busy:
@@ -44,6 +50,7 @@ class Calls:
         self._quota = quota
         self._alarm = alarm
         self._silent = Quota(SILENT, _too_many_silent)
+        self._answers = Quota(ANSWERS, _too_many_answers)
         self._lock = threading.Lock()
         self._last_end = time.monotonic()
         self.in_progress = 0
@@ -67,6 +74,14 @@ class Calls:
     def silent(self, user: str) -> contextlib.AbstractContextManager[None]:
         """While the call has brought nothing yet. Raises Busy."""
         return self._silent.within(user)
+
+    def answered(self, answer: bytes, user: str, ended: Callable[[Callable[[], None]], bool]) -> None:
+        """A large answer counts until it is sent. Raises Busy."""
+        if len(answer) > LARGE:
+            holder = object()
+            self._answers.enter(holder, user, len(answer))
+            if not ended(lambda: self._answers.leave(holder)):
+                self._answers.leave(holder)
 
     def limited(self, name: str, user: str) -> contextlib.AbstractContextManager[None]:
         """Raises Busy, also for a publish while the broker is short of memory or disk."""

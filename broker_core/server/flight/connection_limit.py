@@ -134,7 +134,9 @@ class FlightConnectionLimit:
                     if not self.must_look(kernel.count(), now, woken=woken):
                         continue
                     found = [each for port in ports() for each in kernel.connections(port)]
-                    if stalling := self.floods(found):
+                    stalling, let_go = self.floods(found)
+                    kernel.let_go(let_go)
+                    if stalling:
                         kernel.stall(stalling)
                         self._report(
                             "%d connections flood Spark's port without a login, and are not read any more",
@@ -150,7 +152,9 @@ class FlightConnectionLimit:
                     self._report(
                         "the connections of Spark's port cannot be looked at, nor limited: %s", error
                     )
-            kernel.end(self._stalled)  # gRPC would wait for them
+            left = [each for port in ports() for each in kernel.connections(port)]
+            proved = {peer for peer, _ in self._proved.values()}
+            kernel.end({each.inode for each in left if each.peer not in proved})  # gRPC would wait for them
 
     def must_look(self, counted: int | None, now: float, *, woken: bool) -> bool:
         """Whether connections may have come, gone or become overdue since the last look, which this one then
@@ -163,20 +167,23 @@ class FlightConnectionLimit:
         self._looked = counted, now
         return True
 
-    def floods(self, found: Sequence[Connected]) -> set[int]:
-        """The sockets that are not read any more from now on: ended at once, their peers would come again."""
+    def floods(self, found: Sequence[Connected]) -> tuple[set[int], set[int]]:
+        """The sockets that are not read any more from now on, because their peers would come again if they
+        were ended; and those that are read again, because a login was under way.
+        """
         with self._lock:
             there = {each.peer for each in found}
             self._refusals = Counter({peer: n for peer, n in self._refusals.items() if peer in there})
             safe = {peer for peer, _ in self._proved.values()} | set(self._asked)
-            over = {
-                each.inode
-                for each in found
-                if each.peer not in safe and (each.received > BYTES or self._refusals[each.peer] > REFUSALS)
-            }
-        found_now = over - self._stalled - {0}
-        self._stalled = over
-        return found_now
+            over = {each.inode for each in found if each.peer not in safe and self._is_over(each)} - {0}
+        let_go = {each.inode for each in found if each.peer in safe} & self._stalled
+        stalling = over - self._stalled
+        self._stalled = {each.inode for each in found} & (self._stalled | over) - let_go
+        return stalling, let_go
+
+    def _is_over(self, one: Connected) -> bool:
+        """Bytes count from the second look on: a login may be behind the first ones."""
+        return self._refusals[one.peer] > REFUSALS or (one.received > BYTES and one.peer in self._seen)
 
     def overdue(self, found: Sequence[Connected], now: float) -> list[Connected]:
         """Which of the connections end."""

@@ -81,15 +81,14 @@ class KernelSockets:
         program = struct.pack("@HP", 1, ctypes.addressof(nothing))
         self._each(inodes, lambda copy: copy.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program))
 
+    def let_go(self, inodes: Collection[int]) -> None:
+        """What comes to these sockets is taken again."""
+        self._each(inodes, lambda copy: copy.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0))
+
     def end(self, inodes: Collection[int]) -> None:
         """Shuts these sockets down; who has them closes them."""
-
-        def shut_down(found: socket.socket) -> None:
-            with contextlib.suppress(OSError):  # none has stalled it
-                found.setsockopt(socket.SOL_SOCKET, _DETACH_FILTER, 0)
-            found.shutdown(socket.SHUT_RDWR)
-
-        self._each(inodes, shut_down)
+        self.let_go(inodes)
+        self._each(inodes, lambda copy: copy.shutdown(socket.SHUT_RDWR))
 
     def _each(self, inodes: Collection[int], act: Callable[[socket.socket], None]) -> None:
         """With a copy of each socket, because the number of one that is closed meanwhile may be another's."""

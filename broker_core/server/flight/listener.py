@@ -10,7 +10,9 @@ Not here: what a call does (``server.py``), the bounds of connections (``connect
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,26 +34,34 @@ from broker_core.server.tls import Certificates, TlsFiles
 
 # gRPC logs to stderr when a port is taken or a peer is gone; the errors of txmq report the same
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# each header that is not UTF-8, with a traceback: credentials, and gigabytes of whoever wants to
+for _name in ("grpc._cython.cygrpc", "grpc._server"):
+    logging.getLogger(_name).disabled = True
 
 THREADS = 4096  # more than there are calls that are let in, are checked, or have sent nothing
 LOGINS = 256  # that are being checked; each holds a thread
+IDLE_S = 10.0
 FIRST_THREADS = 8  # for a time at which no other can be started
 _FLIGHT = "/arrow.flight.protocol.FlightService/"
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port that is taken is an error
-    ("grpc.max_receive_message_length", -1),  # of who has logged in
-    ("grpc.max_concurrent_streams", 100),  # of a connection; more of them wait at the client
+    ("grpc.max_receive_message_length", contract.MAX_PART_BYTES + (2 << 20)),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: what comes is as large as it was on its way
+    ("grpc.max_concurrent_streams", 1000),  # of a connection; more of them wait at the client
 ]
 T = TypeVar("T")
 
 
 class FlightCall(NamedTuple):
-    """``peer``: gRPC's name of the client. ``requests``: what it sends; empty where it has gone."""
+    """``peer``: gRPC's name of the client. ``requests``: what it sends; empty where it has gone. ``ended``
+    calls what it gets when the answer is sent or the client has gone; False: that is now.
+    """
 
     identity: Identity
     peer: str
     headers: Headers
     requests: Iterator[bytes]
+    ended: Callable[[Callable[[], None]], bool]
 
 
 class Service(Protocol):
@@ -70,22 +80,56 @@ class Service(Protocol):
     def action(self, call: FlightCall) -> bytes: ...
 
 
-class _Pool(ThreadPoolExecutor):
-    """A thread for each call that is under way."""
+class _Threads:
+    """A thread for each call that is under way; one that is idle for IDLE_S ends."""
 
     def __init__(self) -> None:
-        super().__init__(THREADS, thread_name_prefix="flight")
-        started = threading.Barrier(FIRST_THREADS + 1)
+        self._work = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]()
+        self._lock = threading.Lock()
+        self._idle = self._count = 0
         for _ in range(FIRST_THREADS):
-            super().submit(started.wait)
-        started.wait()
+            self._start()
 
     def submit(self, function: Callable[..., T], /, *args: Any, **named: Any) -> Future[T]:
-        """An error here would end the thread that takes all calls."""
-        try:
-            return super().submit(function, *args, **named)
-        except RuntimeError:  # no thread can be started: the call is queued for those that there are
-            return Future()
+        """It raises nothing: that would end the thread that takes all calls."""
+        done: Future[T] = Future()
+        with self._lock:
+            self._work.put((done, partial(function, *args, **named)))
+            self._idle -= 1
+            if self._idle < 0 and self._count < THREADS:
+                with contextlib.suppress(RuntimeError):  # none can be started now: those there are take it
+                    self._start()
+        return done
+
+    def end(self) -> None:
+        """After the last call."""
+        for _ in range(self._count):
+            self._work.put(None)
+
+    def _start(self) -> None:
+        threading.Thread(target=self._run, name="flight", daemon=True).start()
+        self._count += 1
+        self._idle += 1
+
+    def _run(self) -> None:
+        while True:
+            try:
+                taken = self._work.get(timeout=IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if self._idle <= 0 or self._count <= FIRST_THREADS:
+                        continue
+                    self._idle -= 1
+                    self._count -= 1
+                    return
+            if taken is None:
+                return
+            try:
+                taken[0].set_result(taken[1]())
+            finally:
+                del taken
+                with self._lock:
+                    self._idle += 1
 
 
 class _AtOnce(ThreadPoolExecutor):
@@ -179,7 +223,8 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         """``counted``: as a login that is being checked."""
         try:
             try:
-                call = FlightCall(self._login(headers, context.peer()), context.peer(), headers, requests)
+                who, peer = self._login(headers, context.peer()), context.peer()
+                call = FlightCall(who, peer, headers, requests, context.add_callback)
             finally:
                 if counted:
                     self._logins.release()
@@ -216,8 +261,8 @@ class FlightListener:
     """The listener of one address. Raises ConnectionFailed."""
 
     def __init__(self, service: Service, host: str, port: int, tls: TlsFiles | None) -> None:
-        self._pool = _Pool()
-        self._server = grpc.server(self._pool, handlers=[_Handler(service)], options=_OPTIONS)
+        self.threads = _Threads()
+        self._server = grpc.server(self.threads, handlers=[_Handler(service)], options=_OPTIONS)
         address = f"{bracketed(host)}:{port}"
         try:
             if tls is None:
@@ -235,10 +280,6 @@ class FlightListener:
         """Take no more calls; those in progress get ``grace_s``. Returns what is set when they are over."""
         ended: threading.Event = self._server.stop(grace_s)
         return ended
-
-    def forget(self) -> None:
-        """After the last call."""
-        self._pool.shutdown(wait=False)
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
@@ -264,5 +305,5 @@ def close_all(listeners: Sequence[FlightListener], grace_s: float) -> None:
     """Calls in progress get ``grace_s``."""
     deadline = time.monotonic() + grace_s
     for each, ended in [(each, each.close(grace_s)) for each in listeners]:
-        if ended.wait(max(deadline - time.monotonic(), 0)):
-            each.forget()
+        ended.wait(max(deadline - time.monotonic(), 0))
+        each.threads.end()

@@ -14,6 +14,7 @@ from broker_core.arrow.parts import stream_of
 from broker_core.core.errors import RemoteProtocolError
 
 _DESCRIPTOR, _HEADER, _METADATA, _BODY = 1, 2, 3, 1000  # of FlightData
+FIELDS = 32
 _FIXED = {1: 8, 5: 4}  # octets of a field of this type
 
 
@@ -89,10 +90,15 @@ def _varint(value: int) -> bytes:
 
 
 def _fields(message: bytes | memoryview) -> dict[int, memoryview]:
-    """Those with a length; of a field that came twice the last. Raises RemoteProtocolError."""
-    view, position, found = memoryview(message), 0, {}
+    """Those with a length; of a field that came twice the last. Raises RemoteProtocolError, also for more
+    fields than any of the messages has.
+    """
+    view, position = memoryview(message), 0
+    found: dict[int, memoryview] = {}
     try:
-        while position < len(view):
+        for _ in range(FIELDS):
+            if position >= len(view):
+                return found
             tag, position = _number(view, position)
             if tag & 7 == 2:
                 size, position = _number(view, position)
@@ -104,7 +110,7 @@ def _fields(message: bytes | memoryview) -> dict[int, memoryview]:
                 _, position = _number(view, position)
             else:
                 position += _FIXED[tag & 7]
-        return found
+        raise ValueError("too many fields")
     except (IndexError, KeyError, ValueError) as error:
         raise RemoteProtocolError(f"a message of {len(view)} octets is not protobuf: {error!r}") from None
 

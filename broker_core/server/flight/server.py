@@ -127,6 +127,7 @@ class FlightServer:
                 kind, _, word = action.rpartition(".")
                 answer = self._answer(caller, kind, word, body)
                 failpoint.here(f"server.reply.{word}")
+                self._calls.answered(answer, caller.identity.user, call.ended)
                 return messages.answer(answer)
 
     def _request(self, call: FlightCall) -> bytes:

@@ -35,7 +35,7 @@ class Refusing:
     def __exit__(self, *_: object) -> None:
         del self._state.transactions.commit  # type: ignore[method-assign]
 
-    def _refuse(self, *_: object) -> None:
+    def _refuse(self, *_: object, **__: object) -> None:
         raise REFUSED
 
 

@@ -10,9 +10,11 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pyarrow.flight
 import pytest
 
@@ -24,12 +26,13 @@ from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.flight import connection_limit as entrances
-from broker_core.server.flight.calls import SILENT
+from broker_core.server.flight import listener, messages
+from broker_core.server.flight.calls import ANSWERS, LARGE, SILENT, Calls
 from broker_core.server.flight.connection_limit import FlightConnectionLimit, peer_of
 from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer
 from broker_core.server.flight.listener import FIRST_THREADS
 from broker_core.server.listener_options import ListenerOptions
-from broker_core.server.quotas import QuotaLimits
+from broker_core.server.quotas import Quota, QuotaLimits, UserLimit
 from broker_core.server.tls import TlsOptions
 from tests.progress import wait_until
 from tests.server.flight.flight_calls import Raw
@@ -122,6 +125,7 @@ class Threads:
             self.most = max(self.most, threads() - 1)  # without this one
 
 
+WAIT = '{"queues": ["q"], "ends": {"q": 0}, "timeout_s": 1.0}'
 RESET, EMPTY = bytes((3, 0, 0, 0, 0, 8)), bytes((0, 1, 0, 0, 0, 0, 0))
 
 
@@ -164,13 +168,104 @@ def test_calls_of_a_user_that_bring_nothing_are_bounded_and_others_go_on(tmp_pat
         wait_until(lambda: isinstance(ann.action("hello", b""), list))
 
 
+def test_headers_that_are_no_text_are_not_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """grpcio does, with a traceback: what everybody may send, and credentials."""
+    with serving(tmp_path) as broker, knock(broker) as client:
+        client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
+        secret = b"\x10\x0dauthorization\x0eBearer secret\xed"
+        client.sendall(frame(1, 5, 1, request("DoAction") + secret))
+        wait_until(lambda: broker.server.connection_limit._refusals)
+        assert "secret" not in caplog.text and "encoding" not in caplog.text
+
+
+def test_what_is_compressed_on_its_way_is_refused(tmp_path: Path) -> None:
+    """A few kilobytes would become a gigabyte before anybody could ask."""
+    with (
+        serving(tmp_path) as broker,
+        grpc.insecure_channel(f"127.0.0.1:{broker.port}", compression=grpc.Compression.Gzip) as channel,
+    ):
+        call = channel.unary_stream("/arrow.flight.protocol.FlightService/DoAction")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(call(bytes(1 << 20), metadata=[("authorization", HEADER)]))
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_message_of_many_fields_is_refused_before_they_are_read() -> None:
+    with pytest.raises(errors.RemoteProtocolError, match="too many fields"):
+        messages.action(b"\x08\x00" * 1000)
+
+
+def test_a_client_has_more_calls_under_way_than_a_hundred(tmp_path: Path) -> None:
+    with serving(tmp_path) as broker:
+        with broker.channel() as channel:
+            channel.queue_declare("q")
+            for _ in range(10):
+                channel.publish(bytes(1000), routing_key="q")
+        client = Raw(broker.url, HEADER)
+        ticket = pyarrow.flight.Ticket(b'{"browse": [["q", 0, 10]]}')
+        streams = [client.client.do_get(ticket) for _ in range(150)]
+        assert isinstance(client.action("hello", b""), list)
+        assert all(stream.read_chunk().data.num_rows == 10 for stream in streams)
+
+
+def test_answers_that_are_not_read_are_bounded_until_they_are_sent() -> None:
+    calls, sent = Calls(Quota(UserLimit(), lambda *_: errors.Busy("never"))), []
+
+    def ended(call: Callable[[], None]) -> bool:
+        sent.append(call)
+        return True
+
+    large = bytes(ANSWERS.user or 0)
+    calls.answered(large, "ann", ended)
+    with pytest.raises(errors.Busy, match="to user 'ann' are not read yet"):
+        calls.answered(large[: LARGE + 1], "ann", ended)
+    calls.answered(large[:LARGE], "ann", ended)
+    calls.answered(large[: LARGE + 1], "bob", lambda _: False)
+    sent.pop()()
+    calls.answered(large[: LARGE + 1], "ann", ended)
+
+
+def test_many_right_logins_at_once_are_all_let_in(tmp_path: Path) -> None:
+    with serving(tmp_path) as broker, ThreadPoolExecutor(100) as pool:
+
+        def log_in(_: int) -> int:
+            with BrokerClient(broker.url.replace("//", "//ann:secret@")) as client:
+                return len(client.apps())
+
+        assert list(pool.map(log_in, range(100))) == [0] * 100
+
+
+def test_threads_end_when_there_is_nothing_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "IDLE_S", 0.2)
+    with serving(tmp_path) as broker:
+        client = Raw(broker.url, HEADER)
+        assert isinstance(client.action("hello", b""), list)
+        with broker.channel() as channel:
+            channel.queue_declare("q")
+        before = of_flight()
+        waiting = [
+            threading.Thread(target=client.action, args=("engine.wait", WAIT.encode())) for _ in range(50)
+        ]
+        for each in waiting:
+            each.start()
+        wait_until(lambda: of_flight() >= 50)
+        for each in waiting:
+            each.join()
+        wait_until(lambda: of_flight() <= before)
+        assert isinstance(client.action("hello", b""), list)
+
+
+def of_flight() -> int:
+    return sum(thread.name == "flight" for thread in threading.enumerate())
+
+
 def test_calls_are_served_while_no_thread_can_be_started_and_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, refused = threading.Thread.start, []
 
     def refusing(thread: threading.Thread) -> None:
-        if thread.name.startswith("flight_"):
+        if thread.name == "flight":
             refused.append(thread.name)
             raise RuntimeError("can't start new thread")
         start(thread)
@@ -271,12 +366,17 @@ def test_the_oldest_of_the_address_that_has_most_ends_first() -> None:
 def test_who_is_asked_or_let_in_is_not_ended() -> None:
     connection_limit = made(2)
     first, second = Connected(Peer("10.0.0.1", 1), 1, 1 << 30), Connected(Peer("10.0.0.2", 1), 2, 1 << 30)
-    assert connection_limit.floods([first]) == {1} and connection_limit.floods([first]) == set()
+    assert connection_limit.floods([first]) == (set(), set()), "a login may be behind the first bytes"
     assert connection_limit.overdue([first], 0.0) == []
+    assert connection_limit.floods([first]) == ({1}, set()) and connection_limit.floods([first]) == (
+        set(),
+        set(),
+    )
     with connection_limit.login("ipv4:10.0.0.1:1") as prove:
         prove("")
-        assert connection_limit.floods([first, second]) == {2}
+        assert connection_limit.floods([first, second]) == (set(), {1}), "it has logged in"
         assert connection_limit.overdue([first, second], 60.0) == []
+        assert connection_limit.floods([first, second]) == ({2}, set())
         assert connection_limit.overdue([first, second], 120.0) == [second]
     with contextlib.suppress(errors.LoginRefused), connection_limit.login("ipv4:10.0.0.2:1"):
         raise errors.LoginRefused("wrong")
