@@ -21,7 +21,7 @@ from broker_core.server.quotas import MiB, Quota, UserLimit
 UNLIMITED = ("hello", "channel.keepalive", "channel.close")
 # they bring messages; while memory or the disk is low, only what makes room goes on
 PUBLISHES = ("channel.publish", "channel.publish_all", "stage", "adopt", "put")
-ANSWERS, LARGE = UserLimit(256 * MiB, 128 * MiB), 64 * 1024  # bytes that clients have not read yet
+ANSWERS, LARGE = UserLimit(128 * MiB, 32 * MiB), 64 * 1024  # bytes that clients have not read yet
 SILENT = UserLimit(1000, 100)  # calls that have sent nothing yet; each holds a thread
 
 
@@ -50,7 +50,7 @@ class Calls:
         self._quota = quota
         self._alarm = alarm
         self._silent = Quota(SILENT, _too_many_silent)
-        self._answers = Quota(ANSWERS, _too_many_answers)
+        self.answers = Quota(ANSWERS, _too_many_answers)
         self._lock = threading.Lock()
         self._last_end = time.monotonic()
         self.in_progress = 0
@@ -79,9 +79,9 @@ class Calls:
         """A large answer counts until it is sent. Raises Busy."""
         if len(answer) > LARGE:
             holder = object()
-            self._answers.enter(holder, user, len(answer))
-            if not ended(lambda: self._answers.leave(holder)):
-                self._answers.leave(holder)
+            self.answers.enter(holder, user, len(answer))
+            if not ended(lambda: self.answers.leave(holder)):
+                self.answers.leave(holder)
 
     def limited(self, name: str, user: str) -> contextlib.AbstractContextManager[None]:
         """Raises Busy, also for a publish while the broker is short of memory or disk."""

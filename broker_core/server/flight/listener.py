@@ -270,6 +270,7 @@ class FlightListener:
             else:
                 self.port = self._server.add_secure_port(address, _credentials(tls))
         except RuntimeError as error:
+            self.threads.end()
             raise ConnectionFailed(
                 f"cannot listen on {address}; if another process uses the port, choose another one, or 0 "
                 "for a free one"

@@ -183,7 +183,8 @@ class FlightServer:
 
     def _read(self, caller: Caller, ticket: ReadTicket) -> bytes:
         self._call_permissions.read(caller, ticket)
-        return streams.small(self._engine(caller), ticket)
+        with self._calls.answers.within(caller.identity.user):  # there is room, before rows are read
+            return streams.small(self._engine(caller), ticket)
 
     def _admin(self, caller: Caller, word: str, body: pa.Buffer) -> object:
         if word not in self._words:
