@@ -152,9 +152,10 @@ class FlightConnectionLimit:
                     self._report(
                         "the connections of Spark's port cannot be looked at, nor limited: %s", error
                     )
-            left = [each for port in ports() for each in kernel.connections(port)]
-            proved = {peer for peer, _ in self._proved.values()}
-            kernel.end({each.inode for each in left if each.peer not in proved})  # gRPC would wait for them
+            with contextlib.suppress(OSError), self._lock:  # gRPC would wait for them
+                proved = {peer for peer, _ in self._proved.values()}
+                left = [each for port in ports() for each in kernel.connections(port)]
+                kernel.end({each.inode for each in left if each.peer not in proved})
 
     def must_look(self, counted: int | None, now: float, *, woken: bool) -> bool:
         """Whether connections may have come, gone or become overdue since the last look, which this one then
