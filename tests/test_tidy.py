@@ -372,7 +372,7 @@ BUDGETS = {
     "broker_core/micro_batch": 2155,
     "broker_core/node": 3785,
     "broker_core/routing": 2395,
-    "broker_core/server": 14844,
+    "broker_core/server": 14843,
     "broker_core/store": 4167,
     "connector": 1580,
     "connector/batch": 1_925,

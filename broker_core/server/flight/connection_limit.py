@@ -58,10 +58,8 @@ class FlightConnectionLimit:
         self._seen: dict[Peer, float] = {}  # that have not logged in
         self._refusals: Counter[Peer] = Counter()
         self._stalled: set[int] = set()  # sockets
-        self._looked: tuple[int | None, float] = (
-            None,
-            0.0,
-        )  # sockets of this host at the last look, and when
+        # sockets of this host at the last look, and when
+        self._looked: tuple[int | None, float] = (None, 0.0)
         self._wake, self._ended = threading.Event(), False
         self._reported_at = 0.0
         self._thread: threading.Thread | None = None
