@@ -144,12 +144,13 @@ def _frame_2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
-def _calls(method: str, header: str = "", *, reset: bool = False) -> bytes:
-    """``CALLS`` of them; the first one again ends the connection. ``header``: of ``authorization``."""
+def _calls(method: str, *, reset: bool = False) -> bytes:
+    """``CALLS`` of them by a stranger; the first one again ends the connection."""
     fields = {
         ":method": "POST", ":scheme": "http", ":authority": "broker", "te": "trailers",
         ":path": f"/arrow.flight.protocol.FlightService/{method}", "content-type": "application/grpc",
-    } | ({"authorization": header} if header else {})  # fmt: skip
+        "authorization": "Bearer none",
+    }  # fmt: skip
     texts = ((each.encode() for each in pair) for pair in fields.items())
     coded = b"".join(
         b"\x10" + bytes((len(name),)) + name + bytes((len(value),)) + value for name, value in texts
@@ -163,7 +164,6 @@ def _calls(method: str, header: str = "", *, reset: bool = False) -> bytes:
 
 OTHERS |= {
     "Flight, calls": Flood(_calls("DoAction"), _HTTP_2, server="flight"),
-    "Flight, calls of a stranger": Flood(_calls("DoAction", "Bearer none"), _HTTP_2, server="flight"),
     "Flight, calls that are reset": Flood(_calls("DoAction", reset=True), _HTTP_2, server="flight"),
     "Flight, calls of nothing": Flood(_calls("Handshake"), _HTTP_2, server="flight"),
 }

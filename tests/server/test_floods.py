@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 PEERS = 10
 PUBLISHES = 100
-MEMORY = 128 * 1024 * 1024  # a call of who has logged in has a thread
+MEMORY = 64 << 20  # that a broker which is in use may grow by
 
 
 @pytest.fixture(scope="module")
