@@ -102,9 +102,8 @@ class OffsetLog:
         if not names or source in _OTHERS:
             return False
         logs = self._logs(names)
-        if not names & logs and not is_symbolic(
-            logged
-        ):  # the app claims a queue before it has a number there
+        # the app claims a queue before it has a number there
+        if not names & logs and not is_symbolic(logged):
             if len(_OTHERS) >= MOST_OTHERS:
                 _OTHERS.clear()
             _OTHERS.add(source)

@@ -21,7 +21,6 @@ from starlette.responses import Response
 
 from broker_core import __version__
 from broker_core.core import errors
-from broker_core.core.errors import printable
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import looks
 
@@ -99,7 +98,7 @@ def exact(value: object) -> Markup:
 
 def lines(value: str) -> Markup:
     """A text of several lines."""
-    return escape("".join(each if each in "\n\t" else printable(each) for each in value))
+    return escape("".join(each if each in "\n\t" else errors.printable(each) for each in value))
 
 
 def spark(values: Sequence[float | None], width: int = 96, height: int = 20) -> Markup:
