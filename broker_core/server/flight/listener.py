@@ -29,7 +29,7 @@ from broker_core.server.access.identity import Authenticator, Identity, Standing
 from broker_core.server.flight import messages
 from broker_core.server.flight.calls import CallFailed
 from broker_core.server.flight.connection_limit import FlightConnectionLimit
-from broker_core.server.flight.login import Headers, credentials, identity
+from broker_core.server.flight.login import Credentials, Headers, credentials, identity
 from broker_core.server.tls import Certificates, TlsFiles
 
 # gRPC logs to stderr when a port is taken or a peer is gone; the errors of txmq report the same
@@ -162,22 +162,20 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
             return self._at_once(partial(self._refuse, none))
         if challenges := headers.values(authorization.CHALLENGE_HEADER):
             return self._at_once(partial(self._prove, challenges[0]))
-        match self._standing(headers):
+        try:
+            brought = credentials(headers)
+        except LoginRefused as error:
+            return self._at_once(partial(self._refuse, _unauthenticated(error)))
+        match self._service.logins.standing(brought):
             case Standing.refused:
-                return self._at_once(partial(self._refuse_login, headers))
+                return self._at_once(partial(self._refuse_login, brought))
             case Standing.unproven if not self._logins.acquire(blocking=False):
                 busy = CallFailed(grpc.StatusCode.UNAVAILABLE, "too many logins are being checked; try again")
                 return self._at_once(partial(self._refuse, busy))
             case standing:
                 counted = standing is Standing.unproven
                 handler, method = found
-                return handler(partial(self._let_in, method, headers, counted))
-
-    def _standing(self, headers: Headers) -> Standing:
-        try:
-            return self._service.logins.standing(credentials(headers))
-        except LoginRefused:
-            return Standing.refused
+                return handler(partial(self._let_in, method, headers, brought, counted))
 
     # -- by the thread that takes all calls ------------------------------------------------------------------
 
@@ -196,12 +194,12 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
     def _refuse(self, failed: CallFailed, _context: grpc.ServicerContext) -> bytes:
         raise failed
 
-    def _refuse_login(self, headers: Headers, context: grpc.ServicerContext) -> bytes:
+    def _refuse_login(self, brought: Credentials, context: grpc.ServicerContext) -> bytes:
         """With the text of its login; one that would be let in by now is to try again."""
         try:
-            identity(headers, self._service.logins, context.peer())
+            identity(brought, self._service.logins, context.peer())
         except LoginRefused as error:
-            raise CallFailed(grpc.StatusCode.UNAUTHENTICATED, contract.error_text(error)) from None
+            raise _unauthenticated(error) from None
         raise CallFailed(grpc.StatusCode.UNAVAILABLE, "the users have changed meanwhile; try again")
 
     def _prove(self, challenge: str, _context: grpc.ServicerContext) -> bytes:
@@ -216,6 +214,7 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         self,
         method: Callable[[FlightCall], bytes | Iterator[bytes]],
         headers: Headers,
+        brought: Credentials,
         counted: bool,
         requests: Iterator[bytes],
         context: grpc.ServicerContext,
@@ -223,7 +222,8 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         """``counted``: as a login that is being checked."""
         try:
             try:
-                who, peer = self._login(headers, context.peer()), context.peer()
+                peer = context.peer()
+                who = self._login(brought, peer)
                 call = FlightCall(who, peer, headers, requests, context.add_callback)
             finally:
                 if counted:
@@ -234,19 +234,23 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
             context.abort(failed.code, str(failed))
             raise  # not reached
 
-    def _login(self, headers: Headers, peer: str) -> Identity:
+    def _login(self, brought: Credentials, peer: str) -> Identity:
         """Raises CallFailed."""
         limit = self._service.connection_limit
         try:
             with limit.login(peer) as enter:
-                who = identity(headers, self._service.logins, peer)
+                who = identity(brought, self._service.logins, peer)
                 enter(who.user)
             return who
         except LoginRefused as error:
             limit.refused(peer)
-            raise CallFailed(grpc.StatusCode.UNAUTHENTICATED, contract.error_text(error)) from error
+            raise _unauthenticated(error) from error
         except TxmqError as error:
             raise CallFailed(grpc.StatusCode.UNKNOWN, contract.error_text(error)) from error
+
+
+def _unauthenticated(error: LoginRefused) -> CallFailed:
+    return CallFailed(grpc.StatusCode.UNAUTHENTICATED, contract.error_text(error))
 
 
 def _answers(found: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -262,25 +266,20 @@ class FlightListener:
 
     def __init__(self, service: Service, host: str, port: int, tls: TlsFiles | None) -> None:
         self.threads = _Threads()
-        self._server = grpc.server(self.threads, handlers=[_Handler(service)], options=_OPTIONS)
+        self.server = grpc.server(self.threads, handlers=[_Handler(service)], options=_OPTIONS)
         address = f"{bracketed(host)}:{port}"
         try:
             if tls is None:
-                self.port: int = self._server.add_insecure_port(address)
+                self.port: int = self.server.add_insecure_port(address)
             else:
-                self.port = self._server.add_secure_port(address, _credentials(tls))
+                self.port = self.server.add_secure_port(address, _credentials(tls))
         except RuntimeError as error:
             self.threads.end()
             raise ConnectionFailed(
                 f"cannot listen on {address}; if another process uses the port, choose another one, or 0 "
                 "for a free one"
             ) from error
-        self._server.start()
-
-    def close(self, grace_s: float) -> threading.Event:
-        """Take no more calls; those in progress get ``grace_s``. Returns what is set when they are over."""
-        ended: threading.Event = self._server.stop(grace_s)
-        return ended
+        self.server.start()
 
 
 def _credentials(tls: TlsFiles) -> grpc.ServerCredentials:
@@ -303,8 +302,8 @@ def _configuration(found: Certificates) -> grpc.ServerCertificateConfiguration:
 
 
 def close_all(listeners: Sequence[FlightListener], grace_s: float) -> None:
-    """Calls in progress get ``grace_s``."""
+    """Take no more calls; those in progress get ``grace_s``."""
     deadline = time.monotonic() + grace_s
-    for each, ended in [(each, each.close(grace_s)) for each in listeners]:
+    for each, ended in [(each, each.server.stop(grace_s)) for each in listeners]:
         ended.wait(max(deadline - time.monotonic(), 0))
         each.threads.end()

@@ -17,6 +17,7 @@ from broker_core.server.access.identity import Authenticator, Identity
 
 _LONGEST = 255  # characters of what a client calls itself
 _PEER = re.compile(r"^(?:ipv4|ipv6):(.*?)(?::\d+)?$")
+Credentials = authorization.Basic | authorization.Bearer | None  # None: the call brings none
 
 
 class Headers:
@@ -31,10 +32,10 @@ class Headers:
         return [value for found, value in self._values if found == name]
 
 
-def identity(headers: Headers, authenticator: Authenticator, peer: str) -> Identity:
+def identity(brought: Credentials, authenticator: Authenticator, peer: str) -> Identity:
     """Who makes the call. ``peer``: gRPC's name of the client. Raises LoginRefused."""
     address = peer_address(peer)
-    match credentials(headers):
+    match brought:
         case None:
             return authenticator.anonymous(address)
         case authorization.Basic(user, password):
@@ -43,8 +44,8 @@ def identity(headers: Headers, authenticator: Authenticator, peer: str) -> Ident
             return authenticator.bearer(token, address)
 
 
-def credentials(headers: Headers) -> authorization.Basic | authorization.Bearer | None:
-    """What the call brings; None: nothing. Raises LoginRefused."""
+def credentials(headers: Headers) -> Credentials:
+    """What the call brings. Raises LoginRefused."""
     values = headers.values(authorization.HEADER)
     if len(values) > 1:
         raise LoginRefused(f"a call has {len(values)} headers {authorization.HEADER!r}", "send one")
