@@ -198,6 +198,11 @@ def http_connection(user: str, limit: int, own: bool) -> TxmqError:
     return Busy(f"{limit} connections of HTTP are open, which is the limit", "close some")
 
 
-def http_request(user: str, limit: int, own: bool) -> TxmqError:
-    whose = f" of user '{user}'" if own else ""
-    return Busy(f"{limit} requests{whose} are in progress, which is the limit", "try again")
+def busy(things: str, are: str) -> Refusal:
+    """Of a limit of ``things`` that is free again soon."""
+
+    def refusal(user: str, limit: int, own: bool) -> TxmqError:
+        whose = f" of user '{user}'" if own else ""
+        return Busy(f"{limit} {things}{whose} {are}, which is the limit", "try again")
+
+    return refusal

@@ -15,7 +15,7 @@ import grpc
 
 from broker_core.core.errors import Busy
 from broker_core.server.alarm import Alarm
-from broker_core.server.quotas import MiB, Quota, UserLimit
+from broker_core.server.quotas import MiB, Quota, UserLimit, busy
 
 # they are short, and a client needs them to give back what it has
 UNLIMITED = ("hello", "channel.keepalive", "channel.close")
@@ -33,24 +33,14 @@ class CallFailed(Exception):
         self.code = code
 
 
-def _too_many_answers(user: str, limit: int, own: bool) -> Busy:
-    whose = f" to user '{user}'" if own else ""
-    return Busy(f"{limit} bytes of answers{whose} are not read yet, which is the limit", "try again")
-
-
-def _too_many_silent(user: str, limit: int, own: bool) -> Busy:
-    whose = f" of user '{user}'" if own else ""
-    return Busy(f"{limit} calls{whose} have sent nothing yet, which is the limit", "try again")
-
-
 class Calls:
     """Thread-safe."""
 
     def __init__(self, quota: Quota, alarm: Alarm | None = None) -> None:
         self._quota = quota
         self._alarm = alarm
-        self._silent = Quota(SILENT, _too_many_silent)
-        self.answers = Quota(ANSWERS, _too_many_answers)
+        self._silent = Quota(SILENT, busy("calls", "have sent nothing yet"))
+        self.answers = Quota(ANSWERS, busy("bytes of answers", "are not read yet"))
         self._lock = threading.Lock()
         self._last_end = time.monotonic()
         self.in_progress = 0

@@ -7,7 +7,8 @@ right to be there: nothing lies between a client and gRPC. While all have logged
 sockets as before, it looks less often.
 
 Not here: calls of those who have logged in (``calls.py``, ``quotas.py``).
-Invariant: a connection on which a call was let in is never ended.
+Invariant: a connection on which a call was let in is never ended; it is not read any more once
+LATER_REFUSALS calls in a row were refused: its user was deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ LOOK_S = 0.05
 LOOK_SELDOM_S = 0.5  # nothing has changed, or only the owner of the directory may use the broker
 WAITING = 256  # that have not logged in, and at most half of all
 BYTES = 16 * 1024  # before a login; a client of txmq says hello first
-REFUSALS = 16  # of calls of one connection
+REFUSALS = 16  # of calls of one connection without a login
+LATER_REFUSALS = 200  # a client may have two users, and takes turns
 HANDSHAKE_S = 10.0
 REPORT_S = 5.0
 
@@ -88,11 +90,11 @@ class FlightConnectionLimit:
     # -- calls -----------------------------------------------------------------------------------------------
     def refused(self, name: str) -> None:
         """A call of the client that gRPC calls ``name`` was not let in, or was none of ours."""
-        if self._thread is None or name in self._proved or (peer := peer_of(name)) is None:
+        if self._thread is None or (peer := peer_of(name)) is None:
             return
         with self._lock:
             self._refusals[peer] += 1
-            if self._refusals[peer] == REFUSALS + 1:
+            if self._refusals[peer] == (LATER_REFUSALS if name in self._proved else REFUSALS) + 1:
                 self._wake.set()
 
     @contextlib.contextmanager
@@ -100,13 +102,14 @@ class FlightConnectionLimit:
         """Around the login of a call of the client that gRPC calls ``name``; it calls what this yields with
         the user, which raises Busy.
         """
-        peer = None if name in self._proved else peer_of(name)
-        if peer is None:
+        peer = peer_of(name)
+        if peer is None or (name in self._proved and not self._refusals[peer]):
             yield lambda _user: None
             return
 
         def prove(user: str) -> None:
             with self._lock:
+                self._refusals.pop(peer, None)
                 if name not in self._proved:  # another call of this connection may have been faster
                     self._quota.enter(name, user)
                     self._proved[name] = (peer, time.monotonic())
@@ -168,21 +171,22 @@ class FlightConnectionLimit:
 
     def floods(self, found: Sequence[Connected]) -> tuple[set[int], set[int]]:
         """The sockets that are not read any more from now on, because their peers would come again if they
-        were ended; and those that are read again, because a login was under way.
+        were ended; and those that are read again, because a login was under way. Bytes count from the second
+        look on: a login may be behind the first ones.
         """
         with self._lock:
             there = {each.peer for each in found}
             self._refusals = Counter({peer: n for peer, n in self._refusals.items() if peer in there})
-            safe = {peer for peer, _ in self._proved.values()} | set(self._asked)
-            over = {each.inode for each in found if each.peer not in safe and self._is_over(each)} - {0}
+            proved = {peer for peer, _ in self._proved.values()}
+            most = {True: LATER_REFUSALS, False: REFUSALS}
+            flooding = {peer for peer, number in self._refusals.items() if number > most[peer in proved]}
+            safe = (proved | set(self._asked)) - flooding
+            large = {each.peer for each in found if each.received > BYTES and each.peer in self._seen} - safe
+            over = {each.inode for each in found if each.peer in flooding | large} - {0}
         let_go = {each.inode for each in found if each.peer in safe} & self._stalled
         stalling = over - self._stalled
         self._stalled = {each.inode for each in found} & (self._stalled | over) - let_go
         return stalling, let_go
-
-    def _is_over(self, one: Connected) -> bool:
-        """Bytes count from the second look on: a login may be behind the first ones."""
-        return self._refusals[one.peer] > REFUSALS or (one.received > BYTES and one.peer in self._seen)
 
     def overdue(self, found: Sequence[Connected], now: float) -> list[Connected]:
         """Which of the connections end."""

@@ -25,7 +25,7 @@ from broker_core.server.http.served import Served
 from broker_core.server.listen.listeners import Listeners
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.loop import LoopThread
-from broker_core.server.quotas import Quota, http_connection, http_request
+from broker_core.server.quotas import Quota, busy, http_connection
 from broker_core.server.threads import started_pool
 from broker_core.server.tls import TlsFiles
 
@@ -59,7 +59,7 @@ class HttpServer(LoopThread):
         except BaseException:
             self._beside.shutdown(wait=False)
             raise
-        self.requests = Quota(options.requests, http_request)
+        self.requests = Quota(options.requests, busy("requests", "are in progress"))
         application = Application(served, ROUTES, options, self.requests, self._beside, self._waiting)
         self.uvicorn = Config(
             application.asgi,

@@ -97,11 +97,15 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def calls(client: socket.socket, method: str, count: int, header: str = "", end: bytes = b"") -> None:
-    """Opens so many, and ends each with the frame ``end``; "": they stay silent."""
-    client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
+def calls(
+    client: socket.socket, method: str, count: int, header: str = "", end: bytes = b"", before: int = 0
+) -> None:
+    """Opens so many, and ends each with the frame ``end``; "": they stay silent. ``before``: calls of this
+    connection."""
     with contextlib.suppress(OSError):  # the broker ends it meanwhile
-        for stream in range(1, 2 * count, 2):
+        if not before:
+            client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
+        for stream in range(2 * before + 1, 2 * (before + count), 2):
             ended = frame(end[0], end[1], stream, end[2:]) if end else b""
             client.sendall(frame(1, 4, stream, request(method, header)) + ended)
 
@@ -150,6 +154,48 @@ def test_calls_without_a_login_take_no_thread_are_not_read_for_long_and_others_a
             wait_until(lambda: len(broker.server.connection_limit._stalled) == len(flooding))
             assert not any(map(ended, flooding)), "or they would come again"
         assert found.most < found.before + 50
+
+
+def test_calls_of_a_user_who_was_deleted_are_not_read_for_long(tmp_path: Path) -> None:
+    """The way to end a flood of somebody with a login."""
+    with serving(tmp_path) as broker, knock(broker) as client:
+        limit = broker.server.connection_limit
+        calls(client, "DoAction", 1, HEADER, EMPTY)
+        wait_until(lambda: limit._proved)
+        broker.accounts.add_user("bob", passwords.hashed("secret", passwords.Cost(4)))
+        broker.accounts.delete_user("ann")
+        calls(client, "DoAction", 2 * entrances.LATER_REFUSALS, HEADER, EMPTY, before=1)
+        wait_until(lambda: limit._stalled)
+        assert not ended(client)
+
+
+def test_a_connection_of_two_users_goes_on_while_one_of_them_is_let_in() -> None:
+    limit = FlightConnectionLimit(lambda _name: None)
+    limit._thread = threading.current_thread()
+    name, one = "ipv4:127.0.0.1:4711", Connected(Peer("127.0.0.1", 4711), 1, 0)
+    for _ in range(2):
+        with limit.login(name) as enter:
+            enter("ann")
+        for _ in range(entrances.LATER_REFUSALS):
+            limit.refused(name)
+        assert limit.floods([one]) == (set(), set())
+    limit.refused(name)
+    assert limit.floods([one]) == ({1}, set())
+
+
+def test_a_login_that_is_being_checked_excuses_bytes_but_no_flood_of_calls() -> None:
+    limit = FlightConnectionLimit(lambda _name: None)
+    limit._thread = threading.current_thread()
+    name, one = "ipv4:127.0.0.1:4711", Connected(Peer("127.0.0.1", 4711), 1, entrances.BYTES + 1)
+    with limit.login(name) as enter:
+        assert limit.overdue([one], 0.0) == []
+        for _ in range(entrances.REFUSALS):
+            limit.refused(name)
+        assert limit.floods([one]) == (set(), set())
+        limit.refused(name)
+        assert limit.floods([one]) == ({1}, set())
+        enter("ann")
+        assert limit.floods([one]) == (set(), {1})
 
 
 def test_calls_of_a_user_that_bring_nothing_are_bounded_and_others_go_on(tmp_path: Path) -> None:
@@ -217,7 +263,7 @@ def test_answers_that_are_not_read_are_bounded_until_they_are_sent() -> None:
 
     large = bytes(ANSWERS.user or 0)
     calls.answered(large, "ann", ended)
-    with pytest.raises(errors.Busy, match="to user 'ann' are not read yet"):
+    with pytest.raises(errors.Busy, match="of user 'ann' are not read yet"):
         calls.answered(large[: LARGE + 1], "ann", ended)
     calls.answered(large[:LARGE], "ann", ended)
     calls.answered(large[: LARGE + 1], "bob", lambda _: False)
