@@ -241,7 +241,9 @@ def test_soak_random_kills_of_server_and_worker_leave_each_row_once(
     """In each round each kind of function loses the server, or the process of its function and then the server."""
     draw = random.Random(seed)
     served = Served(tmp_path / "broker")
-    session = {**CONNECT, "spark.python.worker.reuse": "false"}
+    # a task that is suspended as it reads holds its core
+    cores = f"local[{len(KINDS) + 1},4]"
+    session = {**CONNECT, "spark.python.worker.reuse": "false", "spark.master": cores}
     try:
         for number in range(rounds):
             runs = {}
