@@ -25,8 +25,9 @@ import pika
 
 from bench.broker import serving
 from bench.report import Figure, note
-from broker_core.amqp.v0_9_1 import HEARTBEAT, PROTOCOL_HEADER, encode_content, encode_method
 from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.decoder import PROTOCOL_HEADER
+from broker_core.amqp.v0_9_1.encoder import HEARTBEAT, encode_content, encode_method
 
 PEERS = 50
 CHANNELS = 500

@@ -12,8 +12,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from broker_core.amqp.v0_9_1 import HEARTBEAT, METHODS, Decoder, Method, encode_content, encode_method
-from broker_core.amqp.v0_9_1.methods import BasicAck, BasicPublish
+from broker_core.amqp.v0_9_1.decoder import Decoder
+from broker_core.amqp.v0_9_1.encoder import HEARTBEAT, encode_content, encode_method
+from broker_core.amqp.v0_9_1.methods import METHODS, BasicAck, BasicPublish, Method
 from broker_core.message.field_table import Timestamp
 from broker_core.message.properties import NAMES, Properties
 

@@ -11,18 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import body, commands, frame, header, heartbeat
 
-from broker_core.amqp.v0_9_1 import (
-    HEARTBEAT,
-    METHODS,
-    PROTOCOL_HEADER,
-    Command,
-    Decoder,
-    Heartbeat,
-    Method,
-    encode_content,
-    encode_method,
-)
-from broker_core.amqp.v0_9_1.methods import BasicDeliver, BasicPublish
+from broker_core.amqp.v0_9_1.decoder import PROTOCOL_HEADER, Decoder
+from broker_core.amqp.v0_9_1.encoder import HEARTBEAT, encode_content, encode_method
+from broker_core.amqp.v0_9_1.events import Command, Heartbeat
+from broker_core.amqp.v0_9_1.methods import METHODS, BasicDeliver, BasicPublish, Method
 from broker_core.message.field_table import Timestamp
 from broker_core.message.properties import NAMES, Properties
 from tests.amqp.strategies import (

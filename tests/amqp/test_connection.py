@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker_core.amqp.v0_9_1 import HEARTBEAT, PROTOCOL_HEADER, Decoder, Method, encode_content, encode_method
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.connection import AmqpConnection
+from broker_core.amqp.v0_9_1.decoder import PROTOCOL_HEADER, Decoder
+from broker_core.amqp.v0_9_1.encoder import HEARTBEAT, encode_content, encode_method
 from broker_core.amqp.v0_9_1.events import (
     ChannelFailed,
     CloseRequested,
@@ -20,6 +21,7 @@ from broker_core.amqp.v0_9_1.events import (
     TimedOut,
     Violation,
 )
+from broker_core.amqp.v0_9_1.methods import Method
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ChannelState, ConnectionState
 from broker_core.core.errors import AccessRefused, ConnectionAccessRefused, ConnectionForced

@@ -10,18 +10,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker_core.amqp.v0_9_1 import (
-    HEARTBEAT,
-    PROTOCOL_HEADER,
+from broker_core.amqp.v0_9_1.decoder import PROTOCOL_HEADER, Decoder
+from broker_core.amqp.v0_9_1.encoder import HEARTBEAT, encode_content, encode_method
+from broker_core.amqp.v0_9_1.events import (
     Command,
     ContentTooLarge,
-    Decoder,
     Event,
     Heartbeat,
     ProtocolHeader,
     Violation,
-    encode_content,
-    encode_method,
 )
 from broker_core.amqp.v0_9_1.methods import (
     BasicAck,

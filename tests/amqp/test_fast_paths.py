@@ -12,19 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_core.amqp.v0_9_1 import (
-    Decoded,
-    Decoder,
+from broker_core.amqp.v0_9_1 import method_cache
+from broker_core.amqp.v0_9_1.codec import encode_payload
+from broker_core.amqp.v0_9_1.decoder import Decoder
+from broker_core.amqp.v0_9_1.encoder import (
     DeliverEncoder,
-    Publishes,
-    Violation,
     encode_ack,
     encode_content,
     encode_method,
     encode_nack,
-    method_cache,
 )
-from broker_core.amqp.v0_9_1.codec import encode_payload
+from broker_core.amqp.v0_9_1.events import Decoded, Publishes, Violation
 from broker_core.amqp.v0_9_1.methods import (
     METHODS,
     BasicAck,

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_core.amqp.v0_9_1 import (
-    HEARTBEAT,
+from broker_core.amqp.v0_9_1.decoder import PROTOCOL_HEADER, Decoder
+from broker_core.amqp.v0_9_1.encoder import HEARTBEAT, encode_content, encode_method
+from broker_core.amqp.v0_9_1.events import Violation
+from broker_core.amqp.v0_9_1.methods import (
     METHODS,
-    PROTOCOL_HEADER,
-    Decoder,
-    Violation,
-    encode_content,
-    encode_method,
+    BasicPublish,
+    ConnectionOpen,
+    ConnectionStartOk,
+    QueueDeclare,
 )
-from broker_core.amqp.v0_9_1.methods import BasicPublish, ConnectionOpen, ConnectionStartOk, QueueDeclare
 from broker_core.core.errors import ConnectionException
 from broker_core.message.properties import Properties
 from tests.amqp.strategies import STREAM, buffered_bytes, chunked

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from broker_core.amqp.v0_9_1 import METHODS, Method, encode_method
 from broker_core.amqp.v0_9_1.codec import decode_payload, encode_payload
-from broker_core.amqp.v0_9_1.methods import BasicPublish, ConnectionStartOk, QueueDeclareOk
+from broker_core.amqp.v0_9_1.encoder import encode_method
+from broker_core.amqp.v0_9_1.methods import METHODS, BasicPublish, ConnectionStartOk, Method, QueueDeclareOk
 from broker_core.core.errors import CommandInvalid, FrameError, LocalProtocolError, MethodSyntaxError
 from tests.amqp.strategies import METHOD
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker_core.amqp.v0_9_1 import METHODS, Method
 from broker_core.amqp.v0_9_1.methods import (
+    METHODS,
     ChannelClose,
     ChannelCloseOk,
     ChannelOpen,
@@ -17,6 +17,7 @@ from broker_core.amqp.v0_9_1.methods import (
     ConnectionStartOk,
     ConnectionTuneOk,
     ConnectionUpdateSecret,
+    Method,
 )
 from broker_core.amqp.v0_9_1.states import (
     ChannelState,

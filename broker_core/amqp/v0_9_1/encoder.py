@@ -14,7 +14,6 @@ from broker_core.amqp.v0_9_1.codec import encode_payload
 from broker_core.amqp.v0_9_1.methods import BasicAck, BasicDeliver, BasicNack, Method
 from broker_core.core.errors import PreconditionFailed
 
-PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 _DEFAULT_FRAME_MAX = 131072

@@ -16,10 +16,10 @@ import pytest
 from pamqp import commands
 
 from bench.floods import FLOODS, LOGIN, OPEN, Flood, _frame, _opened, _publish
-from broker_core.amqp.v0_9_1 import HEARTBEAT, PROTOCOL_HEADER, Decoder, encode_method
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.connection import AmqpConnection
-from broker_core.amqp.v0_9_1.decoder import OPEN_BYTES, PIECE_BYTES, PIECE_FRAMES
+from broker_core.amqp.v0_9_1.decoder import OPEN_BYTES, PIECE_BYTES, PIECE_FRAMES, PROTOCOL_HEADER, Decoder
+from broker_core.amqp.v0_9_1.encoder import HEARTBEAT, encode_method
 from broker_core.amqp.v0_9_1.events import Command, Failed, Violation
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ConnectionState

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from broker_core.amqp.v0_9_1 import Decoder, encode_content, encode_method
 from broker_core.amqp.v0_9_1 import methods as m
+from broker_core.amqp.v0_9_1.decoder import Decoder
+from broker_core.amqp.v0_9_1.encoder import encode_content, encode_method
 from broker_core.amqp.v0_9_1.events import Command
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.message.properties import Properties
