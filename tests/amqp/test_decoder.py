@@ -9,12 +9,17 @@ import tracemalloc
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from broker_core.amqp.v0_9_1.assembly import ASSEMBLY_BYTES
 from broker_core.amqp.v0_9_1.decoder import PROTOCOL_HEADER, Decoder
 from broker_core.amqp.v0_9_1.encoder import HEARTBEAT, encode_content, encode_method
 from broker_core.amqp.v0_9_1.events import (
     Command,
+    ContentHeader,
     ContentTooLarge,
+    Decoded,
     Event,
     Heartbeat,
     ProtocolHeader,
@@ -180,6 +185,50 @@ def test_a_content_above_the_limit_is_announced_once_and_skipped_while_other_cha
 
 def test_a_body_size_that_no_machine_has_costs_no_memory():
     assert decoder().feed(PUBLISH_FRAME + content_header(2**64 - 1)) == [ContentTooLarge(1, 2**64 - 1)]
+
+
+PROPERTIES = st.sampled_from([b"", PERSISTENT])
+CONTENTS = st.lists(
+    st.tuples(st.sampled_from([1, 2]), st.sampled_from([0, 1, 5000, 9000]), PROPERTIES, st.booleans()),
+    max_size=6,
+)
+
+
+@given(CONTENTS, st.integers(1, 20_000))
+def test_an_announced_content_comes_as_it_was_decided_and_a_dropped_one_never(
+    contents: list[tuple[int, int, bytes, bool]], chunk: int
+) -> None:
+    """Those that come whole are not announced: the fast path, and bodies of 0 bytes."""
+    announcing = decoder()
+    announcing.announces = True
+    stream = b"".join(
+        encode_content(channel, BasicPublish("e", str(number)), properties, bytes(size), 4096)
+        for number, (channel, size, properties, _) in enumerate(contents)
+    )
+    events: list[Decoded] = []
+    announced: list[int] = []
+    for at in range(0, len(stream), chunk):
+        announcing.add(stream[at : at + chunk])
+        while announcing.undecoded:
+            events += announcing.piece()
+            if events and isinstance(events[-1], ContentHeader):
+                header = events.pop()
+                number = int(header.method.routing_key)
+                channel, size, properties, passes = contents[number]
+                assert header == ContentHeader(channel, BasicPublish("e", str(number)), properties, size)
+                changed = header._replace(method=BasicPublish("else", str(number)), properties=b"")
+                announcing.decide(header, changed if passes else None)
+                announced.append(number)
+                assert passes or announcing.pending_bytes <= ASSEMBLY_BYTES
+    assert len(set(announced)) == len(announced) and all(contents[number][1] for number in announced)
+    expected = []
+    for number, (channel, size, properties, passes) in enumerate(contents):
+        method = BasicPublish("e", str(number))
+        if number not in announced:
+            expected.append(Command(channel, method, properties, bytes(size)))
+        elif passes:
+            expected.append(Command(channel, BasicPublish("else", str(number)), b"", bytes(size)))
+    assert events == expected and announcing.pending_bytes == 0
 
 
 @pytest.mark.parametrize("sent", [1, 2, 3])
@@ -409,7 +458,7 @@ def test_a_frame_as_large_as_frame_max_without_its_8_bytes_is_tolerated_as_rabbi
 
 def test_frame_max_can_be_lowered_after_tune_and_0_is_the_default():
     tuned = decoder()
-    tuned.frame_max = 4096
+    tuned.tune(4096)
     assert isinstance(the_violation(tuned.feed(struct.pack(">BHI", 3, 1, 5000))).error, FrameError)
     tuned = decoder(frame_max=0)
     assert tuned.frame_max == 131072

@@ -25,6 +25,7 @@ from broker_core.amqp.v0_9_1.events import (
     ChannelFailed,
     Command,
     ConnectionEvent,
+    ContentHeader,
     ContentTooLarge,
     Decoded,
     Event,
@@ -160,9 +161,12 @@ class AmqpConnection:
         """The next events are those of ``publishes``, which takes no effect itself then."""
         self._events.extendleft(reversed(publishes.commands()))
 
-    def watch(self, look: Callable[[Event], Event | None] | None) -> None:
-        """``look`` gets every event but violations before it takes effect, and returns the one to pass on."""
+    def watch(self, look: Callable[[Event], Event | None] | None, *, headers: bool = False) -> None:
+        """``look`` gets every event but violations before it takes effect, and returns the one to pass on;
+        ``headers``: that of a content too, before the body has come.
+        """
         self._look = look
+        self._decoder.announces = headers
         self._life.watch(look is not None)
 
     def _take(self) -> Iterator[ConnectionEvent]:
@@ -205,6 +209,10 @@ class AmqpConnection:
 
     def _pass(self, event: Event) -> ConnectionEvent | None:
         life = self._life
+        if isinstance(event, ContentHeader):
+            passed = None if life.ignores(event) else self._look(event) if self._look is not None else event
+            self._decoder.decide(event, passed if isinstance(passed, ContentHeader) else None)
+            return None
         if life.ignores(event):
             return None
         came = event
@@ -227,6 +235,8 @@ class AmqpConnection:
                     return self._too_large(event)
                 case Violation():
                     return self._violated(event)
+                case ContentHeader():
+                    pass  # decided above; nothing else passes one on
                 case _:
                     assert_never(event)
         except ConnectionException as error:

@@ -14,9 +14,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
+from broker_core.amqp.v0_9_1.assembly import ASSEMBLY_BYTES, Assembly
 from broker_core.amqp.v0_9_1.codec import blamed, decode_payload, snippet
 from broker_core.amqp.v0_9_1.events import (
     Command,
+    ContentHeader,
     ContentTooLarge,
     Decoded,
     Heartbeat,
@@ -65,7 +67,6 @@ PIECE_FRAMES = 128  # of them beside the fast path
 
 _FRAME = struct.Struct(">BHI")  # type, channel, payload size
 _CONTENT_HEADER = struct.Struct(">HHQ")  # class, weight, body size
-_ASSEMBLY_BYTES = 512  # what a content in assembly costs beside its bytes
 
 # -- the fast path: what it looks up, bounded because clients choose the keys --------------------------------
 
@@ -86,22 +87,6 @@ _set_delivery_tag = vars(BasicAck)["delivery_tag"].__set__
 _set_multiple = vars(BasicAck)["multiple"].__set__
 
 
-class _Assembly:
-    """A content that is not complete. ``remaining`` None: its header is awaited. ``skipped``: its bytes are
-    dropped.
-    """
-
-    __slots__ = ("body", "cost", "method", "properties", "remaining", "skipped")
-
-    def __init__(self, method: Method, cost: int) -> None:
-        self.method = method
-        self.cost = cost
-        self.remaining: int | None = None
-        self.properties = b""
-        self.body = bytearray()
-        self.skipped = False
-
-
 class Decoder:
     """``frame_max``: largest frame in bytes that may be negotiated, 0 for the default; ``max_body_bytes``:
     largest content; ``max_pending_bytes``: see above.
@@ -120,13 +105,14 @@ class Decoder:
     ) -> None:
         self._repeated = PublishTemplates()
         self._negotiable = frame_max or DEFAULT_FRAME_MAX
-        self.frame_max = min(FRAME_MIN, self._negotiable) if handshake else frame_max
+        self.frame_max = min(FRAME_MIN, self._negotiable) if handshake else self._negotiable
         self.max_body_bytes = max_body_bytes
         self.max_pending_bytes = max_pending_bytes
+        self.announces = False  # gives a ContentHeader
         self.expect_header = handshake
         self.expect_open = OPEN_BYTES + 1 if handshake else 0  # fewer may come before it
         self.pending_bytes = 0  # of contents in assembly
-        self._assemblies: dict[int, _Assembly] = {}
+        self._assemblies: dict[int, Assembly] = {}
         self._discarded: set[int] = set()  # channels whose contents are skipped
         self._data, self._position = b"", 0  # what has come, and where the next piece begins
         self._rest = bytearray()  # what came behind it; without it, the beginning of a frame
@@ -134,14 +120,9 @@ class Decoder:
         self.empty_frames = 0  # that carried nothing: heartbeats, and empty pieces of a body
         self._over = False
 
-    @property
-    def frame_max(self) -> int:
-        """The largest frame that is accepted, in bytes."""
-        return self._frame_max
-
-    @frame_max.setter
-    def frame_max(self, frame_max: int) -> None:
-        self._frame_max = frame_max or DEFAULT_FRAME_MAX
+    def tune(self, frame_max: int) -> None:
+        """Accept frames of this size; 0: of the default."""
+        self.frame_max = frame_max or DEFAULT_FRAME_MAX
         self._repeated.clear()
 
     def feed(self, data: bytes) -> list[Decoded]:
@@ -201,6 +182,14 @@ class Decoder:
         if assembly is not None:
             self._skip(assembly)
 
+    def decide(self, announced: ContentHeader, passed: ContentHeader | None) -> None:
+        """A piece ended with ``announced``: its content goes on as ``passed``; None: it is skipped."""
+        assembly = self._assemblies[announced.channel]
+        if passed is None:
+            self._skip(assembly)
+        else:
+            assembly.method, assembly.properties = passed.method, passed.properties
+
     # -- frames ----------------------------------------------------------------------------------------------
 
     def _frames(self, data: bytes, position: int, events: list[Decoded]) -> tuple[int, bool]:
@@ -230,8 +219,8 @@ class Decoder:
                 return position, False
             kind, channel, length = _FRAME.unpack_from(data, position)
             # RabbitMQ's leniency: clients may count the 8 bytes around the payload out of frame_max
-            if length > self._frame_max:
-                largest = self._frame_max - FRAME_OVERHEAD
+            if length > self.frame_max:
+                largest = self.frame_max - FRAME_OVERHEAD
                 text = f"type {kind}, all octets = <<>>: {{frame_too_large,{length},{largest}}}"
                 self._violate(events, FrameError(text), channel)
                 break
@@ -246,6 +235,8 @@ class Decoder:
                 break
             position = end + 1
             self._frame(events, kind, channel, payload)
+            if self.announces and events and type(events[-1]) is ContentHeader:
+                break  # it is decided before more of its content is decoded
         return position, True
 
     def _fast(self, data: bytes, position: int, last: int, events: list[Decoded]) -> int:
@@ -256,10 +247,10 @@ class Decoder:
         equal. It is one long loop without calls, because a call costs as much as the rest of an ack.
         """
         assemblies = self._assemblies
-        frame_max = self._frame_max
+        frame_max = self.frame_max
         max_body_bytes = self.max_body_bytes
         # where contents in assembly leave less room than one more could need, the plain path counts exactly
-        roomy = self.pending_bytes + 2 * frame_max + _ASSEMBLY_BYTES <= self.max_pending_bytes
+        roomy = self.pending_bytes + 2 * frame_max + ASSEMBLY_BYTES <= self.max_pending_bytes
         size = len(data)
         known = self._repeated
         most = min(max_body_bytes, frame_max)
@@ -381,7 +372,7 @@ class Decoder:
         assembly = self._assemblies.get(channel)
         if assembly is not None:
             if not assembly.skipped:
-                self._interrupted(events, channel, assembly)
+                self._violate(events, assembly.interrupted(), channel, type(assembly.method))
                 return
             self._forget(channel, assembly)
         try:
@@ -395,32 +386,24 @@ class Decoder:
             if channel == 0 and isinstance(method, ConnectionOpen):
                 self.expect_open = 0
             elif channel == 0 and isinstance(method, ConnectionTuneOk):
-                self.frame_max = min(method.frame_max or self._negotiable, self._negotiable)
+                self.tune(min(method.frame_max or self._negotiable, self._negotiable))
             elif isinstance(method, ChannelCloseOk):
                 self._discarded.discard(channel)
             events.append(Command(channel, method))
             return
-        assembly = _Assembly(method, len(payload) + _ASSEMBLY_BYTES)
+        assembly = Assembly(method, len(payload) + ASSEMBLY_BYTES)
         self._assemblies[channel] = assembly
         self.pending_bytes += assembly.cost
         if channel in self._discarded:
             self._skip(assembly)
         self._check_pending(events, channel)
 
-    def _interrupted(self, events: list[Decoded], channel: int, assembly: _Assembly) -> None:
-        if assembly.remaining is None:
-            wanted = f"content header for class {assembly.method.CLASS_ID}"
-            text = f"expected {wanted}, got non content header frame instead"
-        else:
-            text = "expected content body, got non content body frame instead"
-        self._violate(events, UnexpectedFrame(text), channel, type(assembly.method))
-
     def _header(self, events: list[Decoded], channel: int, payload: bytes) -> None:
         assembly = self._assemblies[channel]
         class_id, weight, size = _CONTENT_HEADER.unpack_from(payload)
         expected = assembly.method.CLASS_ID
         if assembly.remaining is not None or weight:
-            self._interrupted(events, channel, assembly)
+            self._violate(events, assembly.interrupted(), channel, type(assembly.method))
             return
         if class_id != expected:
             text = f"expected content header for class {expected}, got one for class {class_id} instead"
@@ -441,14 +424,18 @@ class Decoder:
             assembly.cost += len(properties)
             self.pending_bytes += len(properties)
             self._check_pending(events, channel)
-        if not size and not self._over:
-            self._complete(events, channel, assembly)
+        if self._over:
+            return
+        if not size:
+            self._complete(events, channel, assembly, b"")
+        elif self.announces and not assembly.skipped:
+            events.append(ContentHeader(channel, assembly.method, assembly.properties, size))
 
     def _body(self, events: list[Decoded], channel: int, payload: bytes) -> None:
         assembly = self._assemblies[channel]
         remaining = assembly.remaining
         if remaining is None:
-            self._interrupted(events, channel, assembly)
+            self._violate(events, assembly.interrupted(), channel, type(assembly.method))
             return
         length = len(payload)
         if length > remaining:
@@ -463,33 +450,28 @@ class Decoder:
             self.empty_frames += 1
         if not assembly.skipped:
             if length == remaining and not assembly.body:
-                self._emit(events, channel, assembly, payload)
+                self._complete(events, channel, assembly, payload)
                 return
             assembly.body += payload
             assembly.cost += length
             self.pending_bytes += length
             self._check_pending(events, channel)
         if length == remaining and not self._over:
-            self._complete(events, channel, assembly)
+            self._complete(events, channel, assembly, bytes(assembly.body))
 
-    def _complete(self, events: list[Decoded], channel: int, assembly: _Assembly) -> None:
-        if assembly.skipped:
-            self._forget(channel, assembly)
-        else:
-            self._emit(events, channel, assembly, bytes(assembly.body))
-
-    def _emit(self, events: list[Decoded], channel: int, assembly: _Assembly, body: bytes) -> None:
+    def _complete(self, events: list[Decoded], channel: int, assembly: Assembly, body: bytes) -> None:
         self._forget(channel, assembly)
-        events.append(Command(channel, assembly.method, assembly.properties, body))
+        if not assembly.skipped:
+            events.append(Command(channel, assembly.method, assembly.properties, body))
 
-    def _skip(self, assembly: _Assembly) -> None:
+    def _skip(self, assembly: Assembly) -> None:
         assembly.skipped = True
         assembly.properties = b""
         assembly.body = bytearray()
-        self.pending_bytes -= assembly.cost - _ASSEMBLY_BYTES
-        assembly.cost = _ASSEMBLY_BYTES
+        self.pending_bytes -= assembly.cost - ASSEMBLY_BYTES
+        assembly.cost = ASSEMBLY_BYTES
 
-    def _forget(self, channel: int, assembly: _Assembly) -> None:
+    def _forget(self, channel: int, assembly: Assembly) -> None:
         del self._assemblies[channel]
         self.pending_bytes -= assembly.cost
 

@@ -52,6 +52,18 @@ class Heartbeat(NamedTuple):
     """A heartbeat frame on channel 0."""
 
 
+class ContentHeader(NamedTuple):
+    """The header of a content whose ``size`` bytes of body have not come whole.
+
+    Only for who asks for it; whether a content that comes in few bytes has one depends on how they are cut.
+    """
+
+    channel: int
+    method: Method
+    properties: bytes
+    size: int
+
+
 class ContentTooLarge(NamedTuple):
     """A content header announced ``size`` bytes, more than is allowed: the content is skipped as it comes."""
 
@@ -70,7 +82,7 @@ class Violation(NamedTuple):
     method: tuple[int, int] = (0, 0)
 
 
-Event: TypeAlias = Command | ProtocolHeader | Heartbeat | ContentTooLarge | Violation
+Event: TypeAlias = Command | ContentHeader | ContentTooLarge | Heartbeat | ProtocolHeader | Violation
 Decoded: TypeAlias = Event | Publishes
 
 

@@ -107,7 +107,8 @@ class Negotiation:
         _check_limit("frame_max", method.frame_max, self._offer.frame_max, FRAME_MIN)
         _check_limit("channel_max", method.channel_max, self._offer.channel_max, 1)
         self.tuned = method
-        self._out.frame_max = self._decoder.frame_max = method.frame_max
+        self._out.frame_max = method.frame_max
+        self._decoder.tune(method.frame_max)
 
 
 def _check_limit(name: str, wanted: int, most: int, least: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Protocol, cast
 
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.connection import AmqpConnection
+from broker_core.amqp.v0_9_1.decoder import Decoder
 from broker_core.amqp.v0_9_1.events import ChannelFailed, CloseRequested, Command, Failed, Publishes
 from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ConnectionState
@@ -101,8 +102,8 @@ class Connection(asyncio.Protocol):
         self.protocol = AmqpConnection(offer, time.monotonic())
         self._out = self.protocol.out
         self.sessions = Sessions(self, server)
+        self.observed: Decoder | None = None
         self.points = Points(self, server.handlers, self.sessions.by_number, server.options.frame_max)
-        self._confirms = self.points.confirms
         self._transport: asyncio.Transport | None = None
         self.input = Input(self.protocol, server.turns, self._carry_out, self.sessions.count_content)
         self._unwritten = False  # ``flush`` will be called
@@ -110,10 +111,6 @@ class Connection(asyncio.Protocol):
     @property
     def user(self) -> str:
         return self.rights.user
-
-    @property
-    def observed(self) -> bool:
-        return bool(self.server.handlers)
 
     @property
     def state(self) -> ConnectionState:
@@ -284,13 +281,9 @@ class Connection(asyncio.Protocol):
     def send(
         self, number: int, method: m.Method, properties: bytes = b"", body: bytes = b"", *, queue: str = ""
     ) -> None:
-        session = (
-            self.sessions.by_number.get(number)
-            if self._confirms is not None and not self.closed_for_sending
-            else None
-        )
-        if session is not None:
-            passed = self.points.go(session, Command(number, method, properties, body), queue)
+        sessions = self.sessions.by_number
+        if self.observed is not None and number in sessions and not self.closed_for_sending:
+            passed = self.points.go(sessions[number], Command(number, method, properties, body), queue)
             if passed is None:
                 return
             number, method, properties, body = passed
@@ -298,8 +291,8 @@ class Connection(asyncio.Protocol):
         self.flush_later()
 
     def write(self, data: bytes) -> None:
-        if self._confirms is not None:
-            for event in self._confirms.feed(data):
+        if self.observed is not None:
+            for event in self.observed.feed(data):
                 assert isinstance(event, Command)
                 self.send(*event)
             return
@@ -330,6 +323,17 @@ class Connection(asyncio.Protocol):
         if self._out.closed_for_sending and self.state is ConnectionState.closed:
             # the client ends its own half: to close both would reset what it still sends; TLS has no halves
             transport.write_eof() if transport.can_write_eof() else transport.close()
+
+    # -- handlers --------------------------------------------------------------------------------------------
+    def add_handler(self, handler: Handler) -> None:
+        if self._transport is not None and handler not in self.points.handlers.all:
+            self.points.use(Handlers([*self.points.handlers.all, handler]))
+
+    def remove_handler(self, handler: Handler) -> None:
+        if self._transport is not None:
+            self.points.use(Handlers([each for each in self.points.handlers.all if each is not handler]))
+        self.attached.pop(handler, None)
+        self.resume(handler)
 
     # -- flow control ----------------------------------------------------------------------------------------
     def pause(self, why: object) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from broker_core.amqp.v0_9_1.connection import AmqpConnection
+from broker_core.amqp.v0_9_1.decoder import Decoder
 from broker_core.amqp.v0_9_1.events import ChannelFailed, Command
 from broker_core.amqp.v0_9_1.methods import Method
 from broker_core.amqp.v0_9_1.states import ConnectionState
@@ -37,6 +38,9 @@ class Server(Protocol):
     loop: asyncio.AbstractEventLoop
 
     @property
+    def connections(self) -> Iterable[ClientConnection]: ...
+
+    @property
     def commands(self) -> Mapping[type[Method], Callable[[Any, Any, Command], None]]: ...
 
 
@@ -46,7 +50,7 @@ class ClientConnection(Protocol):
     ``name``: both addresses. ``address``: of the client. ``user``: "" before the login. ``rights``: what the
     user may do. ``seen``: the state as its virtual host sees it, and before connection.open as ``/`` does.
     ``attached``: what handlers and commands keep as long as it lives. ``writable``: the client
-    reads what it is sent. ``observed``: the server has handlers.
+    reads what it is sent. ``observed``: decodes what ``write`` gets, if handlers see it, else None.
     """
 
     name: str
@@ -55,13 +59,11 @@ class ClientConnection(Protocol):
     seen: BrokerState
     attached: dict[Any, Any]
     writable: bool
+    observed: Decoder | None
     protocol: AmqpConnection
 
     @property
     def server(self) -> Server: ...
-
-    @property
-    def observed(self) -> bool: ...
 
     @property
     def user(self) -> str: ...
@@ -102,6 +104,14 @@ class ClientConnection(Protocol):
 
     def end_session(self, number: int) -> None:
         """End the session of channel ``number`` because the client closes the channel."""
+
+    def add_handler(self, handler: Any) -> None:
+        """Call a ``Handler`` last at each point, from the next event on, for this connection alone. Does
+        nothing if it is there already, or the connection is lost.
+        """
+
+    def remove_handler(self, handler: Any) -> None:
+        """Call it no more, drop what it has in ``attached``, and resume what it has paused."""
 
     def pause(self, why: object) -> None:
         """Read and carry out no more commands until each ``why`` has resumed."""

@@ -44,8 +44,13 @@ from broker_core.server.amqp.channel_holder import channel_holder
 from broker_core.server.amqp.ports import FLUSH_BYTES, ClientConnection, Server
 from broker_core.server.amqp.tick_commit import TickCommit
 
+
+class DroppedPublish(m.Method, ids=(60, 40), sent_by="client"):
+    """Takes the place of a publish that a handler drops: it still has its number for a confirm."""
+
+
 _HANDS_OUT = (m.BasicGet, m.BasicConsume)
-_GATHERED = frozenset({m.BasicPublish, m.BasicAck, m.BasicNack, m.BasicReject})
+_GATHERED = frozenset({m.BasicPublish, m.BasicAck, m.BasicNack, m.BasicReject, DroppedPublish})
 
 T = TypeVar("T")
 Work = Callable[[BrokerState, Change, int], T]
@@ -317,33 +322,32 @@ class Session:
 def sender(session: Session, tag: str, queue: str) -> Send:
     """The function that sends messages of ``queue`` to a consumer.
 
-    It takes the fast path if there are no handlers.
+    It takes the fast path while no handler sees what is sent.
     """
     connection = session.connection
-    if not connection.observed:
-        encoder = DeliverEncoder(session.number, tag, connection.protocol.tuned.frame_max)
-        encode, encode_many, write = encoder.encode, encoder.encode_many, connection.write
-        out = connection.protocol.out
+    encoder = DeliverEncoder(session.number, tag, connection.protocol.tuned.frame_max)
+    encode, encode_many, write = encoder.encode, encoder.encode_many, connection.write
+    out = connection.protocol.out
 
-        def deliver(
-            consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
-        ) -> int:
-            messages = [row[4:8] for row in rows]
-            given = 0
-            try:
-                if len(messages) == 1:
-                    write(encode(first_tag, redelivered[0], *messages[0]))
-                    return 1
-                while given < len(messages) and consumer.writable:
-                    room = FLUSH_BYTES - out.size
-                    data, count = encode_many(first_tag + given, redelivered[given:], messages[given:], room)
-                    write(data)
-                    given += count
-            except PreconditionFailed as error:
-                _refuse(session, consumer, error)
-            return given
-
-        return deliver
+    def deliver(
+        consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
+    ) -> int:
+        if connection.observed is not None:
+            return observed(consumer, first_tag, redelivered, rows)
+        messages = [row[4:8] for row in rows]
+        given = 0
+        try:
+            if len(messages) == 1:
+                write(encode(first_tag, redelivered[0], *messages[0]))
+                return 1
+            while given < len(messages) and consumer.writable:
+                room = FLUSH_BYTES - out.size
+                data, count = encode_many(first_tag + given, redelivered[given:], messages[given:], room)
+                write(data)
+                given += count
+        except PreconditionFailed as error:
+            _refuse(session, consumer, error)
+        return given
 
     def observed(
         consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
@@ -362,7 +366,7 @@ def sender(session: Session, tag: str, queue: str) -> Send:
             given += 1
         return given
 
-    return observed
+    return deliver
 
 
 def _refuse(session: Session, consumer: Consumer, error: PreconditionFailed) -> None:

@@ -12,11 +12,11 @@ from broker_core.amqp.v0_9_1.methods import BasicPublish, ChannelClose, Method
 from broker_core.amqp.v0_9_1.states import WORK
 from broker_core.server.amqp.commands import COMMANDS
 from broker_core.server.amqp.commands.registry import command
-from broker_core.server.amqp.session import PHASES, Move, Phase, Session
+from broker_core.server.amqp.session import PHASES, DroppedPublish, Move, Phase, Session
 
 
 def test_each_method_that_passes_the_connection_has_a_command() -> None:
-    assert set(COMMANDS) == WORK | {ChannelClose}
+    assert set(COMMANDS) == WORK | {ChannelClose, DroppedPublish}
 
 
 @pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.NAME)

@@ -13,7 +13,7 @@ from broker_core.routing.content import USER_ID, check_user_id
 from broker_core.server.amqp import direct_reply, transaction_exchange
 from broker_core.server.amqp.commands.named import publish_to_transaction
 from broker_core.server.amqp.commands.registry import command
-from broker_core.server.amqp.session import Session
+from broker_core.server.amqp.session import DroppedPublish, Session
 
 _REPLY_TO = 0x02  # in the first one
 _DELIVERY_MODES = (2, 1, None)
@@ -69,6 +69,16 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
     if channel.confirming:
         tick_commit.published += 1  # one that was refused has no number, and gets no confirm
     if not tick_commit.waits:
+        tick_commit.gather()
+
+
+@command
+def drop(session: Session, method: DroppedPublish, command: Command) -> None:
+    """It is confirmed as one that reaches no queue: in the order of publishing."""
+    channel, tick_commit = session.channel, session.tick_commit
+    if channel.confirming:
+        channel.publish(Message(b"", "", "", b""), (), False, 0)
+        tick_commit.published += 1
         tick_commit.gather()
 
 

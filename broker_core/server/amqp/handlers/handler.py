@@ -7,9 +7,9 @@ Invariant: a point that no handler overrides is not on the path of a command.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from broker_core.amqp.v0_9_1.events import Command, Event
+from broker_core.amqp.v0_9_1.events import Command, ContentHeader, Event
 from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.amqp.session import Session
 
@@ -28,6 +28,13 @@ class Handler:
         """Every event: protocol header, heartbeats, commands of all channels (0 too), too large contents."""
         return event
 
+    def content_in(self, session: Session, header: ContentHeader) -> ContentHeader | None:
+        """Each content of the client, once, before its command; a body that comes in later frames is not
+        gathered yet. Another header: the content has its method and properties. None: it is dropped as it
+        comes.
+        """
+        return header
+
     def session_in(self, session: Session, command: Command) -> Command | None:
         """A command of the client on an open channel, before the session carries it out."""
         return command
@@ -37,22 +44,22 @@ class Handler:
         return command
 
 
-class Handlers:
-    """An ordered list of handlers, as one list for each point. False if it is empty."""
+POINTS = ("connection_in", "content_in", "session_in", "session_out")
 
-    __slots__ = ("all", "connection_in", "session_in", "session_out")
+
+class Handlers:
+    """An ordered list of handlers, as one list for each point of those that override it."""
+
+    __slots__ = ("all", *POINTS)
+    connection_in: Sequence[Callable[[ClientConnection, Event], Event | None]]
+    content_in: Sequence[Callable[[Session, ContentHeader], ContentHeader | None]]
+    session_in: Sequence[Callable[[Session, Command], Command | None]]
+    session_out: Sequence[Callable[[Session, Command, str], Command | None]]
 
     def __init__(self, handlers: Sequence[Handler] = ()) -> None:
         self.all = tuple(handlers)
-        self.connection_in = tuple(
-            each.connection_in for each in handlers if type(each).connection_in is not Handler.connection_in
-        )
-        self.session_in = tuple(
-            each.session_in for each in handlers if type(each).session_in is not Handler.session_in
-        )
-        self.session_out = tuple(
-            each.session_out for each in handlers if type(each).session_out is not Handler.session_out
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self.all)
+        for point in POINTS:
+            overrides = [
+                each for each in handlers if getattr(type(each), point) is not getattr(Handler, point)
+            ]
+            setattr(self, point, tuple(getattr(each, point) for each in overrides))
