@@ -1,6 +1,7 @@
 """Handlers of AMQP commands: a copy of each message (RabbitMQ's firehose), and a limit of the publish rate.
 
-``serve("data", ServeOptions(handlers=[Tracer(), PublishRate(1000)]))``. What they may do: docs/handlers.md.
+``txmq serve --data data --handler handlers:PublishRate --handler-option rate=1000``, if PYTHONPATH has this
+folder, or ``serve("data", ServeOptions(handlers=[Tracer(), PublishRate(1000)]))``. docs/handlers.md has more.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ def serve(given: Options) -> int:
 def options_of(given: Options) -> ServeOptions:
     """Raises OptionError."""
     from broker_core.server.access.users_file import read_users
+    from broker_core.server.amqp.handlers.load import load
     from broker_core.server.listener_options import ListenerOptions
     from broker_core.server.options import ServeOptions
 
@@ -41,7 +42,9 @@ def options_of(given: Options) -> ServeOptions:
     tls = _tls(given)
     amqps = () if tls is None or NO_AMQP in given.amqps else given.amqps or (DEFAULT_AMQPS,)
     amqp = () if NO_AMQP in given.amqp else given.amqp or (DEFAULT_AMQP,)
-    options = ServeOptions(host, port, amqp, users=users, listeners=ListenerOptions(tls, amqps))
+    handlers = load(given.handler, given.handler_option)
+    listeners = ListenerOptions(tls, amqps)
+    options = ServeOptions(host, port, amqp, handlers=handlers, users=users, listeners=listeners)
     return with_given(options, given)
 
 

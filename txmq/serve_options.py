@@ -55,6 +55,14 @@ GENERAL = (
         f"{DEFAULT_AMQP}", _MANY,
     ),
     ServeOption(
+        "handler", "HANDLER", str, "",
+        "MODULE:CLASS, or an installed one; it sees and changes AMQP commands; may be repeated", _MANY,
+    ),
+    ServeOption(
+        "handler-option", "KEY=VALUE", str, "",
+        "for the constructors of handlers; HANDLER.KEY=VALUE for one of them; may be repeated", _MANY,
+    ),
+    ServeOption(
         "http", "HOST:PORT", str, "listeners.http",
         "address for HTTP: RabbitMQ's management API, metrics; HTTPS with --tls-cert; may be repeated; "
         "default: none", _MANY,

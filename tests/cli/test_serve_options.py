@@ -90,7 +90,7 @@ def test_a_number_that_makes_no_sense_is_one_error(
 def test_every_number_is_meant() -> None:
     assert len(NUMBERS) > 20
     others = {option.value for option in EVERY if option not in NUMBERS}
-    assert others == {"", "DIR", "HOST:PORT", "FILE", "LOG_FORMAT", "TLS_LOGIN_FROM"}
+    assert others == {"", "DIR", "HOST:PORT", "FILE", "LOG_FORMAT", "TLS_LOGIN_FROM", "HANDLER", "KEY=VALUE"}
 
 
 def test_nothing_given_is_what_a_broker_is_opened_with() -> None:
