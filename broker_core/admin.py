@@ -321,8 +321,8 @@ class Admin(Protocol):
         """
 
     def declare_exchange(self, name: str, type: str, arguments: Mapping[str, object] | None = None) -> None:
-        """Makes an exchange: direct, fanout, topic, headers, x-consistent-hash or
-        x-delayed-message.
+        """Makes an exchange: direct, fanout, topic, headers, x-consistent-hash, x-delayed-message or
+        x-message-deduplication.
         """
 
     def delete_exchange(self, name: str) -> None:

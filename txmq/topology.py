@@ -66,7 +66,10 @@ def _declare_queue(options: Options) -> int:
     "declare an exchange",
     *BROKER,
     NAME,
-    argument("TYPE", "direct, fanout, topic, headers, x-consistent-hash or x-delayed-message"),
+    argument(
+        "TYPE",
+        "direct, fanout, topic, headers, x-consistent-hash, x-delayed-message or x-message-deduplication",
+    ),
     ARGUMENT,
 )
 def _declare_exchange(options: Options) -> int:

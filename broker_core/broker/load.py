@@ -57,7 +57,7 @@ from broker_core.core.records import (
     VhostRecord,
     WriteUserRecord,
 )
-from broker_core.routing.exchange_types import EXCHANGE_TYPES, DelayedExchange
+from broker_core.routing.exchange_types import EXCHANGE_TYPES, WaitingExchange
 
 _OF_MICRO_BATCHES = (
     AttemptRecord, ClaimRecord, LedgerRecord, LineageRecord,
@@ -168,7 +168,7 @@ def _restore_queue(state: BrokerState, record: QueueRecord) -> None:
         tally=topology.tally,
     )
     delays = topology.exchanges.get(record.name.removeprefix(WAITING)) if record.exclusive else None
-    if isinstance(delays, DelayedExchange) and delays.waiting is None:
+    if isinstance(delays, WaitingExchange) and delays.waiting is None:
         topology.wait_in(queue, delays)
     else:  # also one whose exchange was lost: its messages are there
         topology.add_queue(queue)

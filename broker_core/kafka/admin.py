@@ -37,7 +37,7 @@ from broker_core.kafka.topics import setup, topics
 from broker_core.kafka.topics.routing import Rules
 from broker_core.kafka.topics.row_times import committed_ms
 from broker_core.micro_batch.ledger_info import ledger_info
-from broker_core.routing.exchange_types import DELAYED
+from broker_core.routing.exchange_types import DEDUPLICATING, DELAYED
 from broker_core.routing.listing import binding_rows, bindings, exchange_row
 
 PARTITIONS, REPLICATION = "x-partitions", "x-replication"  # arguments of a queue
@@ -202,6 +202,11 @@ class KafkaAdmin:
 
     # -- exchanges -------------------------------------------------------------------------------------------
     def declare_exchange(self, name: str, type: str, arguments: Mapping[str, object] | None = None) -> None:
+        if type == DEDUPLICATING:
+            raise errors.PreconditionFailed(
+                f"exchange '{name}' cannot have the type {type}: Kafka remembers no ids of messages",
+                "use an idempotent producer, or an embedded broker",
+            )
         if type == DELAYED:
             raise errors.PreconditionFailed(
                 f"exchange '{name}' cannot have the type {type}: Kafka keeps no message back",

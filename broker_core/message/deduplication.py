@@ -32,14 +32,15 @@ _ID = "id"
 
 class Deduplication(NamedTuple):
     """``header`` has the id of a message. ``size``: how many ids are remembered, the latest ones; ``ttl_us``:
-    and for how long, None: without end. ``stays``: even when their messages have left the queue. Then a
-    message without the header has its ``message-id`` as its id.
+    and for how long, None: without end. ``stays``: even when their messages have left the queue. Then, if
+    ``by_message_id``, a message without the header has its ``message-id`` as its id.
     """
 
     header: str
     size: int
     ttl_us: int | None
     stays: bool
+    by_message_id: bool = True
 
     @classmethod
     def parse(cls, arguments: Mapping[str, object]) -> Deduplication | None:
@@ -65,7 +66,7 @@ class Deduplication(NamedTuple):
             if properties[0] & _HEADERS and name.encode() in properties:
                 raw = dict(raw_headers(properties)).get(name)
                 value = None if raw is None else FieldReader(raw).value(0)
-            if value is None and self.stays:
+            if value is None and self.stays and self.by_message_id:
                 name, value = "", message_id(properties)
             mode = delivery_mode(properties)
         except RemoteProtocolError:

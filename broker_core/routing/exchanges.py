@@ -31,7 +31,7 @@ from broker_core.routing import refusals
 from broker_core.routing.carbon_copy import Copies
 from broker_core.routing.column import FREE, Held, Routed, find_exchange, route_column
 from broker_core.routing.exchange import Binding, DefaultExchange, Exchange, Q
-from broker_core.routing.exchange_types import EXCHANGE_TYPES, check_type, compared_arguments
+from broker_core.routing.exchange_types import EXCHANGE_TYPES, check_type, compared_arguments, id_bytes
 from broker_core.routing.memory import NamesMemory, bytes_of
 from broker_core.routing.route_cache import RouteCacheBudget
 from broker_core.routing.stale_bindings import StaleBindings
@@ -159,7 +159,7 @@ class Exchanges(Generic[Q]):
         if name.startswith(_RESERVED):
             raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         check_exchange_arguments(of, arguments, strict=self.strict)
-        self.memory.check(f"cannot declare exchange '{name}'")
+        self.memory.check(f"cannot declare exchange '{name}'", id_bytes(type, arguments))
         flags = {"durable": durable, "auto_delete": auto_delete, "internal": internal}
         exchange = EXCHANGE_TYPES[type](name, **flags, arguments=arguments, undo=self._undo)
         self.add_exchange(exchange)

@@ -1,7 +1,7 @@
-"""Queues that drop duplicates: which message is one, whichever way both came, and for how long an id is
-remembered.
+"""Queues and exchanges that drop duplicates: which message is one, whichever way both came, and for how long
+an id is remembered.
 
-Not here: that AMQP confirms a duplicate (``interop/test_pika_confirms.py``), kills
+Not here: what exchanges have of their own (``test_deduplication_exchange.py``), that AMQP confirms a duplicate (``interop/test_pika_confirms.py``), kills
 (``crash/test_deduplication_crash.py``).
 """
 
@@ -26,7 +26,7 @@ from broker_core.routing import memory
 from broker_core.server.access.vhosts import Vhosts
 from tests.broker.conftest import Node, declared
 
-QUEUE = "q"
+QUEUE, ONCE = "q", "once"
 WINDOW = {"x-message-deduplication": True, "x-cache-size": 1_000}
 PENDING = {"x-message-deduplication": True}
 RULE = Deduplication(HEADER, 10, None, True)
@@ -35,14 +35,27 @@ numbers = itertools.count()
 
 def with_id(id_: str, **more: Any) -> bytes:
     """The header is the id of both kinds of queues."""
-    return Properties(headers={HEADER: id_}, **{"delivery_mode": 2, **more}).encode()
+    return Properties(**{"headers": {HEADER: id_}, "delivery_mode": 2, **more}).encode()
+
+
+def through_exchange(node: Node) -> None:
+    declared(node, QUEUE)
+    with node.channel() as channel:
+        channel.exchange_declare(ONCE, "x-message-deduplication", arguments={"x-cache-size": 1_000})
+        channel.queue_bind(QUEUE, ONCE)
 
 
 # -- the ways of a message -----------------------------------------------------------------------------------
+def entrance(node: Node) -> str:
+    """The exchange to which all ways publish."""
+    return ONCE if ONCE in node.broker.state.topology.exchanges else ""
+
+
 def plain(node: Node, ids: Sequence[str]) -> None:
     with node.channel() as channel:
         for id_ in ids:
-            channel.publish(id_.encode(), routing_key=QUEUE, properties=with_id(id_))
+            channel.publish(id_.encode(), entrance(node), QUEUE, with_id(id_))
+    node.broker.upkeep.expire()
 
 
 def gathered(node: Node, ids: Sequence[str], *, spilled: bool = False, prepared: str = "") -> None:
@@ -50,13 +63,14 @@ def gathered(node: Node, ids: Sequence[str], *, spilled: bool = False, prepared:
     with node.channel() as channel:
         channel.tx_select()
         for id_ in ids:
-            channel.publish(id_.encode(), routing_key=QUEUE, properties=with_id(id_))
+            channel.publish(id_.encode(), entrance(node), QUEUE, with_id(id_))
         if spilled:
             node.broker.channel_commits.spill(channel._channel.transaction)
         if prepared:
             channel.prepare(prepared)
         else:
             channel.tx_commit()
+    node.broker.upkeep.expire()
 
 
 def spilled(node: Node, ids: Sequence[str]) -> None:
@@ -66,20 +80,21 @@ def spilled(node: Node, ids: Sequence[str]) -> None:
 def prepared(node: Node, ids: Sequence[str]) -> None:
     gathered(node, ids, prepared=(xid := f"x{next(numbers)}"))
     node.broker.commit(xid)
+    node.broker.upkeep.expire()
 
 
 def prepared_before_a_restart(node: Node, ids: Sequence[str]) -> None:
     gathered(node, ids, spilled=True, prepared=(xid := f"x{next(numbers)}"))
     node.restart()
     node.broker.commit(xid)
+    node.broker.upkeep.expire()
 
 
 def staged(node: Node, ids: Sequence[str], *, copies: int = 1) -> None:
     """A batch write of Spark; a micro-batch publishes the same way."""
     engine = EmbeddedEngine(node.broker)
-    header = BranchHeader(
-        token := f"t{next(numbers)}", f"b{next(numbers)}", "publish", {"routing_key": QUEUE}
-    )
+    target = {"exchange": entrance(node), "routing_key": QUEUE}
+    header = BranchHeader(token := f"t{next(numbers)}", f"b{next(numbers)}", "publish", target)
     rows = [id_ for id_ in ids for _ in range(copies)]
     block = pa.RecordBatch.from_pydict(
         {
@@ -88,6 +103,7 @@ def staged(node: Node, ids: Sequence[str], *, copies: int = 1) -> None:
         }
     )
     engine.commit_branches(token, [engine.stage(header, [block])])
+    node.broker.upkeep.expire()
 
 
 def staged_many(node: Node, ids: Sequence[str]) -> None:
@@ -101,9 +117,9 @@ WAYS: dict[str, Callable[[Node, Sequence[str]], None]] = {
 }
 
 
-@pytest.fixture(params=[WINDOW, PENDING], ids=["window", "pending"])
+@pytest.fixture(params=[WINDOW, PENDING, {}], ids=["window", "pending", "exchange"])
 def queue(request: pytest.FixtureRequest, node: Node) -> Node:
-    declared(node, QUEUE, **request.param)
+    declared(node, QUEUE, **request.param) if request.param else through_exchange(node)
     return node
 
 
@@ -138,6 +154,7 @@ def test_what_a_prepared_transaction_has_is_a_duplicate_once_somebody_else_was_f
     gathered(queue, ["a", "b"], prepared="x")
     plain(queue, ["a"])
     queue.broker.commit("x")
+    queue.broker.upkeep.expire()
     assert queue.browse(QUEUE) == [b"a", b"b"]
 
 
@@ -149,7 +166,7 @@ def test_a_transaction_that_is_rolled_back_leaves_no_id(queue: Node, prepare: bo
     else:
         with queue.channel() as channel:
             channel.tx_select()
-            channel.publish(b"a", routing_key=QUEUE, properties=with_id("a"))
+            channel.publish(b"a", entrance(queue), QUEUE, with_id("a"))
             channel.tx_rollback()
     plain(queue, ["a"])
     assert queue.browse(QUEUE) == [b"a"]
@@ -351,7 +368,9 @@ def test_a_clock_that_is_set_back_drops_nothing_that_is_new(node: Node, restart:
 
 
 def ids(node: Node) -> MessageIds:
-    found = node.broker.state.topology.queue(QUEUE).log.ids
+    topology = node.broker.state.topology
+    queues = dict(topology.delayed()) or {ONCE: topology.queue(QUEUE)}
+    found = queues[ONCE].log.ids
     assert found is not None
     return found
 
@@ -434,6 +453,7 @@ def test_a_queue_that_is_deleted_takes_its_ids_with_it(queue: Node) -> None:
     plain(queue, ["a"])
     with queue.channel() as channel:
         channel.queue_delete(QUEUE)
+        channel.exchange_delete(ONCE)
     assert records(queue) == []
     declared(queue, QUEUE, **WINDOW)
     plain(queue, ["a"])

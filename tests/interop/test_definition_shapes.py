@@ -289,6 +289,12 @@ SHAPES: dict[str, Shape] = {
         False,
         skipped=(("exchange", "x"),),
     ),
+    "an exchange that drops duplicates": Shape(
+        {"exchanges": [exchange("x", "x-message-deduplication", arguments={"x-cache-size": 5})]}, False
+    ),
+    "an exchange that drops duplicates and does not say how many it remembers": Shape(
+        {"exchanges": [exchange("x", "x-message-deduplication")]}, False, skipped=(("exchange", "x"),)
+    ),
     "a part that nobody knows": Shape({"nonsense": [1]}, skipped=(("nonsense", "nonsense"),)),
     "a length that is text": Shape({"queues": [queue(x_max_length="5")]}, False, "x-max-length"),
     "a time below zero": Shape({"queues": [queue(x_message_ttl=-1)]}, False, "x-message-ttl"),

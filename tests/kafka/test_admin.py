@@ -118,9 +118,18 @@ def test_an_argument_that_kafka_does_not_have_is_refused_and_nothing_is_made(
     assert [queue.name for queue in bench.admin.queues()] == ["orders", "paid"]
 
 
-def test_an_exchange_that_delays_is_refused(bench: Bench) -> None:
-    with pytest.raises(errors.PreconditionFailed, match="keeps no message back"):
-        bench.admin.declare_exchange("later", "x-delayed-message", {"x-delayed-type": "topic"})
+@pytest.mark.parametrize(
+    ("type", "arguments", "says"),
+    [
+        ("x-delayed-message", {"x-delayed-type": "topic"}, "keeps no message back"),
+        ("x-message-deduplication", {"x-cache-size": 10}, "an idempotent producer"),
+    ],
+)
+def test_an_exchange_in_which_messages_would_wait_is_refused(
+    bench: Bench, type: str, arguments: dict[str, object], says: str
+) -> None:
+    with pytest.raises(errors.PreconditionFailed, match=says):
+        bench.admin.declare_exchange("later", type, arguments)
     assert "later" not in [exchange.name for exchange in bench.admin.exchanges()]
 
 

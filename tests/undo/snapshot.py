@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from broker_core.broker.queue.due_index import DueIndex
 from broker_core.broker.queue.log import Log, Run
 from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.queue.rank import Ranks
@@ -131,6 +132,9 @@ def _walk(value: Any, path: str, found: dict[str, object], seen: dict[int, str])
             if entry[1] not in value._held and not value._progress.is_settled(entry[1])
         )
         fields["_offsets"] = fields["_popped"] = fields["_forgotten"] = ()
+    elif isinstance(value, DueIndex):  # in which order it has looked at them is nobody's concern
+        entries = {(at_us, offset) for array in value._arrays for at_us, offset in array.T.tolist()}
+        fields = {"entries": sorted(entries.union(value._fresh)), "exchange": value.exchange}
     elif isinstance(value, Block):
         found[path] = type(value).__name__
     for name, item in sorted(fields.items()):

@@ -196,6 +196,19 @@ def test_an_exception_in_a_commit_changes_nothing(life: Life) -> None:
     life.do("topology.delete_queue", "counted")
 
 
+def test_an_exception_on_the_way_through_an_exchange_that_drops_duplicates_changes_nothing(
+    life: Life,
+) -> None:
+    life.do("topology.declare_exchange", "once", "x-message-deduplication", arguments={"x-cache-size": 1})
+    life.channel.queue_declare("q")
+    life.channel.queue_bind("q", "once")
+    ids = [Properties(headers={HEADER: id_}).encode() for id_ in ("a", "a", "b")]
+    life.commit(*[("once", "", each) for each in ids])
+    life.do("expiry.expire", life.clock.now_us)
+    assert life.state.topology.queue("q").messages == 2
+    life.do("topology.delete_exchange", "once")
+
+
 def test_an_exception_in_a_commit_of_ids_changes_nothing(life: Life) -> None:
     once = {"x-message-deduplication": True, "x-cache-size": 3}
     life.do("topology.declare_queue", "window", arguments=once)

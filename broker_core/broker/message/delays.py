@@ -1,10 +1,10 @@
-"""Messages that wait in an exchange of type x-delayed-message until they are due, and then are routed.
+"""Messages that wait in an exchange until they are due, and then are routed.
 
 They are entries of a queue without a name, one for each such exchange. So what holds for messages in a queue
 holds for them: they are part of the commit that publishes them, on the disk, sealed and compacted. When they
 are due, one commit settles them there and enqueues them where they are routed to then.
 
-Pure. Not here: which messages are delayed (``routing/exchange_types.py``), and when this is called
+Pure. Not here: which messages wait (``routing/exchange_types.py``), and when this is called
 (``expiry.py``).
 Invariant: a message leaves at its time, not before, as the broker's clock shows it. One that cannot be read
 stays, and holds up no other. A commit delivers a bounded number of bytes, messages and entries.
@@ -26,11 +26,11 @@ from broker_core.broker.queue.parts import settle_parts
 from broker_core.broker.transaction.publish import Publish
 from broker_core.core.block import Blocks, NotLoaded, together
 from broker_core.core.change import Change, InboxRow
-from broker_core.core.errors import PreconditionFailed, ResourceShortage, StoreError
+from broker_core.core.errors import ResourceShortage, StoreError
 from broker_core.core.ids import BlockId
 from broker_core.core.undo import Tally
 from broker_core.message.message import Message
-from broker_core.routing.exchange_types import DelayedExchange, after_delay, delay_ms
+from broker_core.routing.exchange_types import WaitingExchange, delay_ms
 
 PIECE = 256  # messages that are read at a time
 LOADED_BYTES = 64 * 1024 * 1024  # of bodies in the blocks that are loaded for one commit
@@ -71,7 +71,8 @@ class Delays:
         due = index.due(now, min(room, PIECE))
         offsets: list[int] = due[1].tolist()
         places = _places(queue, sorted(offsets))
-        waiting = [offset for offset in offsets if offset in places]
+        # each once: an exception in the index may have left one there twice
+        waiting = [*dict.fromkeys(offset for offset in offsets if offset in places)]
         fitting = waiting[: self._fitting(places, waiting, room_bytes)]
         whole, waiting = len(fitting) == len(waiting), fitting
         left: list[int] = []
@@ -169,7 +170,11 @@ class Delays:
                 except StoreError:  # it stays
                     part[0] = start + 1
                     continue
-                if run.block.inbox is not None:
+                if index.exchange.drops_duplicates:  # all are due: those that were dropped are not here
+                    stop = min(run.end, part[1], start + left)
+                    index.add_all(np.stack([np.zeros(stop - start, np.int64), np.arange(start, stop)]))
+                    part[0], left = stop, left - (stop - start) // 64
+                elif run.block.inbox is not None:
                     row = run.block.inbox[number]
                     index.add(row.committed_at + delay_ms(row.properties) * 1000, start)
                     part[0] = start + 1
@@ -207,13 +212,9 @@ def delays_of_rows(block: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(of_rows), pa.array(times.to_numpy().copy())], _DELAYS)
 
 
-def _publish(exchange: DelayedExchange[Queue], row: InboxRow) -> Publish:
+def _publish(exchange: WaitingExchange[Queue], row: InboxRow) -> Publish:
     """Returns a message that has waited, and the queues that it reaches now."""
-    properties = after_delay(row.properties)
-    try:
-        queues, properties = exchange.route_copies(row.routing_key, properties)
-    except PreconditionFailed:  # it was checked at entry, and may have been changed since, as a dead letter
-        queues = exchange.route(row.routing_key, properties)
+    queues, properties = exchange.release(row.routing_key, row.properties)
     return Publish(Message(row.body, row.routing_key, row.exchange, properties), queues, False)
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from broker_core.core.undo import Undo
 from broker_core.routing.exchange import Q
-from broker_core.routing.exchange_types import DelayedExchange
+from broker_core.routing.exchange_types import WaitingExchange
 
 _FRESH = 1_024  # entries before they become an array
 _LARGEST = 65_536  # entries of an array that is merged: more would hold others for too long
@@ -32,7 +32,7 @@ class DueIndex(Generic[Q]):
 
     __slots__ = ("_arrays", "_fresh", "_next_fresh", "_undo", "exchange", "unread")
 
-    def __init__(self, undo: Undo, exchange: DelayedExchange[Q]) -> None:
+    def __init__(self, undo: Undo, exchange: WaitingExchange[Q]) -> None:
         self._undo = undo
         self.exchange = exchange
         self.unread = [0, 0], [0, 0]

@@ -74,7 +74,7 @@ class MessageIds:
 
     def _is_over(self, seen: SeenMessage, now: int) -> bool:
         _, offset, at_us = seen
-        _, _, ttl_us, stays = self.rule
+        _, _, ttl_us, stays, _ = self.rule
         if ttl_us is not None and now - at_us >= ttl_us:
             return True
         return not stays and self._progress.is_settled(offset)

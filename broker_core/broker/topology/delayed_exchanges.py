@@ -1,4 +1,4 @@
-"""Exchanges of one virtual host that delay, each with the queue where its messages wait.
+"""Exchanges of one virtual host in which messages wait, each with the queue where they do.
 
 Not here: routing (``routing/exchange_types.py``), and what happens when a message is due
 (``message/delays.py``).
@@ -17,7 +17,7 @@ from broker_core.core.ids import CommitSequence, QueueId
 from broker_core.core.records import HoleRecord, ProgressRecord, QueueRecord
 from broker_core.core.undo import Tally
 from broker_core.routing.exchange import Exchange
-from broker_core.routing.exchange_types import DelayedExchange
+from broker_core.routing.exchange_types import DeduplicationExchange, DelayedExchange, WaitingExchange
 from broker_core.routing.exchanges import Exchanges
 from broker_core.routing.memory import bytes_of
 
@@ -33,9 +33,9 @@ class DelayedExchanges(Exchanges[Queue]):
     tally: Tally
 
     def delayed(self) -> list[tuple[str, Queue]]:
-        """Returns the exchanges that delay, with the queues where their messages wait."""
+        """Returns the exchanges in which messages wait, with the queues where they do."""
         exchanges = list(self.exchanges.values())
-        found = [(each.name, each.waiting) for each in exchanges if isinstance(each, DelayedExchange)]
+        found = [(each.name, each.waiting) for each in exchanges if isinstance(each, WaitingExchange)]
         return [(name, waiting) for name, waiting in found if waiting is not None]
 
     def every_queue(self) -> list[Queue]:
@@ -44,37 +44,47 @@ class DelayedExchanges(Exchanges[Queue]):
 
     def later(self, queue: str) -> str:
         """Returns the first exchange that delays and then leads to this queue alone by its name; or ""."""
-        names = sorted(name for name, _ in self.delayed() if not self.exchanges[name].internal)
-        found = (name for name in names if self.exchanges[name].route(queue) == (self.queues.get(queue),))
+        exchanges = [self.exchanges[name] for name, _ in sorted(self.delayed())]
+        delaying = (each for each in exchanges if isinstance(each, DelayedExchange) and not each.internal)
+        found = (each.name for each in delaying if each.route(queue) == (self.queues.get(queue),))
         return next(found, "")
 
     def _ready(self, change: Change, exchange: Exchange[Queue]) -> Exchange[Queue]:
         """Returns it, with the queue where its messages wait."""
-        if isinstance(exchange, DelayedExchange) and exchange.waiting is None:
+        if isinstance(exchange, WaitingExchange) and exchange.waiting is None:
             queue_id, waiting, durable = self._new_id(change), WAITING + exchange.name, exchange.durable
+            arguments = exchange.waiting_arguments
             queue = Queue(
-                queue_id, waiting, self._blocks, durable=durable, vhost=self.vhost, tally=self.tally
+                queue_id,
+                waiting,
+                self._blocks,
+                durable=durable,
+                arguments=arguments,
+                vhost=self.vhost,
+                tally=self.tally,
             )
             self.wait_in(queue, exchange)
             if durable:  # no record of another queue is exclusive
-                change.put(QueueRecord(queue_id, waiting, durable, True, False, {}, self.vhost))
+                change.put(QueueRecord(queue_id, waiting, durable, True, False, arguments, self.vhost))
         return exchange
 
-    def wait_in(self, queue: Queue, exchange: DelayedExchange[Queue]) -> None:
+    def wait_in(self, queue: Queue, exchange: WaitingExchange[Queue]) -> None:
         """The messages of the exchange wait in the queue, which is new or restored."""
         self._undo.item(self.queues_by_id, queue.queue_id)
         self._undo.attribute(exchange, "waiting")
         self.queues_by_id[queue.queue_id] = exchange.waiting = queue
         queue.marks.waits, queue.marks.timed = DueIndex(self._undo, exchange), True
         self._registry.last_id = max(self._registry.last_id, queue.queue_id)
-        self.memory.add(bytes_of(queue.name, {}))
+        if queue.log.ids is not None and isinstance(exchange, DeduplicationExchange):
+            queue.log.ids.rule = exchange.rule
+        self.memory.add(bytes_of(queue.name, queue.arguments.declared) + queue.arguments.id_bytes)
         exchange.changed()
 
     def _unbind_everywhere(
         self, change: Change, destination: Queue | Exchange[Queue]
     ) -> list[Exchange[Queue]]:
         """Also ends the queue of an exchange, which is deleted."""
-        if isinstance(destination, DelayedExchange) and destination.waiting is not None:
+        if isinstance(destination, WaitingExchange) and destination.waiting is not None:
             self._end(change, destination.waiting)
         return super()._unbind_everywhere(change, destination)
 

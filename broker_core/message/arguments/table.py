@@ -47,9 +47,12 @@ _ONE_COPY = "there is one copy of a queue, on this broker: a quorum or a mirror 
 _STORED = "bodies are in segments on the disk, whatever the queue is: none is in memory alone"
 _NO_STREAM = "txmq has no streams: a queue forgets what is acked"
 _IDS = "the ids are as durable as the messages: one commit has both"
+_DROPS_NONE = "an exchange of type x-message-deduplication has it, and this one drops nothing"
 _UNKNOWN = "neither txmq nor RabbitMQ gives it a meaning"
 _TIMEOUT = whole(1, MAX_TIME_MS)
 _LOCATORS = ("client-local", "min-masters", "least-leaders", "random", "balanced")
+
+CACHE = ("x-cache-size", "x-cache-ttl")
 
 QUEUE: Mapping[str, ArgumentRule] = {
     "x-expires": ArgumentRule(whole(1, MAX_TIME_MS)),
@@ -113,10 +116,11 @@ QUEUE: Mapping[str, ArgumentRule] = {
 EXCHANGE: Mapping[str, ArgumentRule] = {
     "alternate-exchange": ArgumentRule(exchange),
     "x-internal-purpose": ArgumentRule(exchange, void=QUEUE["x-internal-purpose"].void, strict=True),
-    **dict.fromkeys(
-        ("x-message-deduplication", "x-cache-size", "x-cache-ttl", "x-cache-persistence"),
-        ArgumentRule(refused="a queue drops duplicates, not an exchange: declare the queue with it"),
+    "x-message-deduplication": ArgumentRule(
+        refused="a queue has it, or an exchange of type x-message-deduplication drops duplicates"
     ),
+    "x-cache-persistence": QUEUE["x-cache-persistence"],
+    **{name: QUEUE[name]._replace(void=_DROPS_NONE, strict=True) for name in CACHE},
     "x-delayed-type": ArgumentRule(
         text, void="an exchange of type x-delayed-message has it, and this one delays nothing", strict=True
     ),

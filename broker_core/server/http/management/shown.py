@@ -19,7 +19,7 @@ from broker_core.message.arguments.policy import Policy, settings_without_effect
 from broker_core.message.arguments.table import CONSUMER, EXCHANGE, QUEUE, without_effect
 from broker_core.node.held_channels import ChannelHolder
 from broker_core.routing.exchange import Binding, Exchange, canonical
-from broker_core.routing.exchange_types import DELAYED, THEN, DelayedExchange
+from broker_core.routing.exchange_types import ARGUMENTS_OF, WaitingExchange
 from broker_core.server.http.rates import Counts, Rate, Rates, counts_of
 from broker_core.server.http.served import NODE
 
@@ -127,17 +127,17 @@ def exchange_row(exchange: Exchange[Queue], vhost: str, policy: Policy) -> Row:
         "arguments_without_effect": {
             name: why
             for name, why in without_effect(EXCHANGE, exchange.arguments).items()
-            if (exchange.type, name) != (DELAYED, THEN)
+            if name not in ARGUMENTS_OF.get(exchange.type, ())
         },
         **_policies(policy),
         "user_who_performed_action": "",
-        **({"messages_delayed": waiting_in(exchange)} if exchange.type == DELAYED else {}),
+        **({"messages_delayed": waiting_in(exchange)} if isinstance(exchange, WaitingExchange) else {}),
     }
 
 
 def waiting_in(exchange: Exchange[Queue]) -> int:
-    """Returns how many messages wait in an exchange that delays."""
-    waiting = exchange.waiting if isinstance(exchange, DelayedExchange) else None
+    """Returns how many messages wait in an exchange before they are routed."""
+    waiting = exchange.waiting if isinstance(exchange, WaitingExchange) else None
     return 0 if waiting is None else waiting.messages
 
 
