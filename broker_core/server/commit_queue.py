@@ -300,7 +300,10 @@ class CommitQueue:
         if room <= 0 and not self._elsewhere:
             room = 1  # it is told when those of other threads are done
         for session in self._gathering.take(room):
-            session.hand_over()
+            try:
+                session.hand_over()
+            except Exception:  # of a handler: the others have theirs committed
+                logger.exception("what was gathered in a tick is not committed")
         if self._settles:
             self._submit_settles()
         group = self._works.take(room)

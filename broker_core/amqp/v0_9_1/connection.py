@@ -173,7 +173,8 @@ class AmqpConnection:
         """The hot path: a command of an open channel passes with three look-ups."""
         life, channels, is_open, work = self._life, self.channels.states, ChannelState.open, WORK
         events, passed_over = self._events, 0
-        while events and not self._holds and passed_over < PIECE_FRAMES:
+        most = PIECE_FRAMES if self._look is None else 1  # who looks may be slow
+        while events and not self._holds and passed_over < most:
             event = events.popleft()
             if (
                 life.passes

@@ -326,7 +326,7 @@ class Connection(asyncio.Protocol):
 
     # -- handlers --------------------------------------------------------------------------------------------
     def add_handler(self, handler: Handler) -> None:
-        if self._transport is not None and handler not in self.points.handlers.all:
+        if self._transport is not None and all(each is not handler for each in self.points.handlers.all):
             self.points.use(Handlers([*self.points.handlers.all, handler]))
 
     def remove_handler(self, handler: Handler) -> None:

@@ -106,9 +106,7 @@ class ClientConnection(Protocol):
         """End the session of channel ``number`` because the client closes the channel."""
 
     def add_handler(self, handler: Any) -> None:
-        """Call a ``Handler`` last at each point, from the next event on, for this connection alone. Does
-        nothing if it is there already, or the connection is lost.
-        """
+        """Call a ``Handler`` last, from the next event of this connection on, unless it is called already."""
 
     def remove_handler(self, handler: Any) -> None:
         """Call it no more, drop what it has in ``attached``, and resume what it has paused."""

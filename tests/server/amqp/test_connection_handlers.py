@@ -219,6 +219,66 @@ def test_who_keeps_a_connection_that_is_gone_does_no_harm_with_it() -> None:
             round_trip(later, "q2")
 
 
+class Gathering(Handler):
+    """Fails at the end of a tick, in which others have gathered too."""
+
+    def session_in(self, session: Session, command: Command) -> Command | None:
+        session.connection.server.commits.gather(self)
+        return command
+
+    def hand_over(self) -> None:
+        raise ZeroDivisionError("a bug")
+
+
+def test_what_a_handler_gathers_and_fails_to_hand_over_keeps_no_confirm_back() -> None:
+    with serving() as served, peer(served.url, 1) as client, peer(served.url, 1) as other:
+        for each in (client, other):
+            each.call(1, c.Confirm.Select(), c.Confirm.SelectOk)
+        connection = connection_of(served, client)
+        gathering = Gathering()
+        in_loop(served, lambda: connection.add_handler(gathering))
+        for each in (client, other):
+            each.publish(1, "", "nowhere", b"x")
+            assert each.expect(c.Basic.Ack, 1).delivery_tag == 1
+
+
+class Exits(Handler):
+    def session_out(self, session: Session, command: Command, queue: str) -> Command | None:
+        if isinstance(command.method, m.BasicDeliver):
+            raise SystemExit(3)
+        return command
+
+
+def test_an_exit_in_the_middle_of_a_dispatch_ends_one_connection() -> None:
+    with serving(Exits()) as served, peer(served.url, 1) as client, peer(served.url, 1) as other:
+        consume(client, "q")
+        client.publish(1, "", "q", b"x")
+        assert client.expect(c.Connection.Close, 0).reply_code == 541
+        other.declare_exclusive(1, "q")
+
+
+class Slow(Handler):
+    """Drops what it gets; ``calls``: how many it got."""
+
+    calls = 0
+
+    def session_in(self, session: Session, command: Command) -> Command | None:
+        self.calls += 1
+        return None
+
+
+def test_a_slow_handler_has_one_call_in_a_turn_that_is_over_whatever_it_drops() -> None:
+    server = Server(Limits(), 1000)
+    begun(server, ("", ""))
+    slow = Slow()
+    server.connection.add_handler(slow)
+    publish = encode_content(1, m.BasicPublish("", "a"), b"", b"x", 4096)
+    server.connection.protocol.receive(publish * 20, 0.0)
+    for turns in range(1, 21):
+        server.connection.input.turn(0.0)  # its end has passed
+        assert slow.calls == turns
+
+
 # -- what is absent costs nothing ----------------------------------------------------------------------------
 
 FILES = (handler_module.__file__, points.__file__)
