@@ -1,7 +1,7 @@
 """A rehearsal of a write on a temporary table, to test whether Delta accepts the schema and the options.
 
 The table is a copy without rows: its log in a directory; or, where a client cannot write one (Spark Connect),
-``CREATE TABLE .. LIKE`` in the current database. There, only a change of the schema is rehearsed.
+``CREATE TABLE .. LIKE`` or a clone in the current database. There, only a change of the schema is rehearsed.
 
 Not here: the values (fit.py), and plain appends as files, which Delta writes before the decision itself.
 
@@ -54,8 +54,7 @@ def refused(table: str, error: Exception, place: str = "") -> OptionError:
     first = next((at for at, line in enumerate(lines) if "[" in line and "]" in line), 0)
     advice = itertools.takewhile(lambda line: not line.startswith(_PLAN), lines[first + 1 :])
     text = " ".join([*lines[first : first + 1], *advice]) or type(error).__name__
-    if place:
-        text = text.replace(f"file:{place}", table).replace(place, table)
+    text = text.replace(f"file:{place}", table).replace(place, table) if place else text
     return OptionError(f"table {table!r}: Delta would refuse it: {text[:500]}")
 
 
@@ -117,17 +116,18 @@ def _copy(spark: SparkSession, table: Table) -> Iterator[str]:
     where Delta is reached by SQL alone; "" if there can be none.
     """
     if jvm.only_sql(spark):
-        name = f"txmq_rehearsal_{uuid.uuid4().hex}"
-        try:
-            spark.sql(f"CREATE TABLE {name} LIKE {in_sql(table.name)} USING delta")
-        except Exception as error:
-            log.warning("%r: no change of its schema is rehearsed: %s", table.name, error_summary(error))
-            yield ""
-            return
-        try:
+        name, source = f"txmq_rehearsal_{uuid.uuid4().hex}", in_sql(table.name)
+        with contextlib.ExitStack() as stack:
+            try:
+                try:
+                    spark.sql(f"CREATE TABLE {name} LIKE {source} USING delta")
+                except Exception:  # Spark 4.1 makes none LIKE a path; a clone has an entry for each file
+                    spark.sql(f"CREATE TABLE {name} SHALLOW CLONE {source}")
+                stack.callback(spark.sql, f"DROP TABLE {name}")
+            except Exception as error:
+                log.warning("%r: no change of its schema is rehearsed: %s", table.name, error_summary(error))
+                name = ""
             yield name
-        finally:
-            spark.sql(f"DROP TABLE {name}")
         return
     actions = _log_of(snapshot_at(spark, table.location)) if table.exists else []
     if actions and any(word in actions[0] for word in _COORDINATED):
