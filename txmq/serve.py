@@ -43,6 +43,10 @@ def options_of(given: Options) -> ServeOptions:
     amqps = () if tls is None or NO_AMQP in given.amqps else given.amqps or (DEFAULT_AMQPS,)
     amqp = () if NO_AMQP in given.amqp else given.amqp or (DEFAULT_AMQP,)
     handlers = load(given.handler, given.handler_option)
+    if handlers and not (amqp or amqps):
+        raise OptionError(
+            "--handler sees AMQP alone, which nobody listens for", f"leave out --amqp {NO_AMQP}"
+        )
     listeners = ListenerOptions(tls, amqps)
     options = ServeOptions(host, port, amqp, handlers=handlers, users=users, listeners=listeners)
     return with_given(options, given)

@@ -147,6 +147,8 @@ def test_who_does_what_the_errors_say_arrives_at_a_handler(modules: Path, tmp_pa
         Refused, match="give MODULE:CLASS, or another one that is installed: plain, sizes, twice"
     ):
         Serve(tmp_path, "size", "most=1000", path=modules)
+    with pytest.raises(Refused, match=r"--handler sees AMQP alone.*leave out --amqp none"):
+        Serve(tmp_path, "sizes:Sizes", "most=1000", path=modules, amqp="none")
     assert not (tmp_path / "data").exists()
     for name in ("sizes:Sizes", "sizes"):
         with contextlib.closing(Serve(tmp_path, name, "most=1000", path=modules)) as served:
@@ -171,7 +173,9 @@ class Refused(Exception):
 class Serve:
     """``txmq serve --handler NAME`` as a user runs it. Raises Refused."""
 
-    def __init__(self, folder: Path, name: str, *options: str, path: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, name: str, *options: str, path: Path | None = None, amqp: str = "127.0.0.1:0"
+    ) -> None:
         root = Path(__file__).parents[3]
         environment = {
             **os.environ,
@@ -189,7 +193,7 @@ class Serve:
             "127.0.0.1:0",
         ]
         self._process = subprocess.Popen(
-            [*command, "--amqp", "127.0.0.1:0", "--handler", name, *more],
+            [*command, "--amqp", amqp, "--handler", name, *more],
             cwd=folder,
             env=environment,
             text=True,
