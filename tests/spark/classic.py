@@ -18,10 +18,12 @@ FOLDER = Path(__file__).parent
 PAGE = FOLDER.parents[1] / "docs" / "test_matrix.md"
 BEGIN, END = "<!-- sessions -->\n", "<!-- end of sessions -->"
 
+IN_A_THREAD = "runs its batches in a thread of this process, as if it was that of a query"
 # words in a test, and why it is one of a classic session
 WORDS: Mapping[str, str] = {
     r"failpoint\.arm|[Mm]onkey[Pp]atch|caplog|nonlocal|spans_kept|Event\(\)|\b(between|require_dead|hidden_files)\(": "looks into the process of the function, which is another one on Connect",
     r"_jsparkSession|\.rdd\b|sparkContext|_jvm\b|_jdf|\.newSession\(|query_thread|getOrCreate": "looks into the JVM",
+    r"\bDriver\(rig\b": IN_A_THREAD,
     r"DeltaTable\b": "compares with Delta's API, whose plug-in the server does not have",
     r"tx\._seen": "looks at the metrics of an execution, which a client of Connect does not get",
 }
@@ -30,10 +32,7 @@ OF_DELTA = "asks Delta's classes, which Connect does not have"
 HERE = "keeps what the function has in this process"
 ASKED = "Connect asks a table for types and constraints alone"
 FILES: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("test_tables_changed.py", "test_type_widening.py", "test_values.py"),
-        "runs its batches in a thread of this process, as if it was that of a query",
-    ),
+    **dict.fromkeys(("test_tables_changed.py", "test_type_widening.py", "test_values.py"), IN_A_THREAD),
 }
 # of test_user_code.py: what its functions do, and why only a classic session has it
 WAYS: Mapping[str, str] = {
