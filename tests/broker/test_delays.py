@@ -351,6 +351,29 @@ def test_a_delivery_that_fails_is_undone_and_repeated(ready: Node, monkeypatch: 
     assert (ready.browse(QUEUE), waiting(ready)) == ([b"a", b"b"], 0)
 
 
+@pytest.mark.parametrize("call", ["before", "after"])
+def test_an_exception_in_the_index_loses_and_doubles_no_message(
+    ready: Node, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where there is no memory."""
+    plain(ready, (b"a", 10), (b"b", 20))
+    ready.clock.advance(1)
+    add_all = due_index.DueIndex.add_all
+
+    def fails(*arguments: Any) -> None:
+        if call == "after":
+            add_all(*arguments)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(due_index.DueIndex, "add_all", fails)
+        with pytest.raises((MemoryError, errors.TxmqError)):
+            ready.broker.run(lambda state, change, now: state.expiry.expire(change, now))
+    assert (ready.browse(QUEUE), waiting(ready)) == ([], 2)
+    ready.broker.upkeep.expire()
+    assert (ready.browse(QUEUE), waiting(ready)) == ([b"a", b"b"], 0)
+
+
 def test_the_upkeep_wakes_at_the_time_of_the_first_message(ready: Node) -> None:
     checks = ready.broker.state.pending_checks
     now = ready.clock.now_us

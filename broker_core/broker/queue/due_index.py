@@ -4,7 +4,7 @@ Not here: what an entry is due for (``broker/message/delays.py``), and reading i
 An index is made of the messages themselves, from the oldest on, and again after a restart: nothing of it is
 durable. It has 16 bytes for each entry, in sorted arrays.
 Invariant: every visible and unsettled entry that is due at some time is in it, unless it is ``unread``; so
-may be some settled ones, which its user leaves out.
+may be some settled ones, and some twice, which its user leaves out.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class DueIndex(Generic[Q]):
             self._sort_fresh()
 
     def _sort_fresh(self) -> None:
-        fresh, self._fresh, self._next_fresh = self._fresh, [], _NEVER
-        self.add_all(np.array(fresh, np.int64).T)
+        # first: an exception leaves some twice, and loses none
+        self.add_all(np.array(self._fresh, np.int64).T)
+        self._fresh, self._next_fresh = [], _NEVER
 
     def add_all(self, times: Times) -> None:
         """Adds entries in any order."""
