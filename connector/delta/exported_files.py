@@ -31,9 +31,9 @@ class DeltaExportedFiles:
 
     def __init__(self, staged: StagedFiles, location: str, schema: StructType) -> None:
         self._files = TableFiles.at(location)
-        held = StructType.fromJson(json.loads(staged.metadata["schemaString"]))
-        self._fields = {column.name: column for column in held}
-        self._wanted = schema
+        table = StructType.fromJson(json.loads(staged.metadata["schemaString"]))
+        self._fields = {column.name: column for column in table}
+        self._schema = schema
         self._zone = staged.zone
         self._adds = dict(zip(staged.places, staged.files, strict=True))
 
@@ -55,7 +55,7 @@ class DeltaExportedFiles:
                     yield self._logical(batch, add["partitionValues"])
 
     def _logical(self, batch: pa.RecordBatch, partition: dict[str, str | None]) -> pa.RecordBatch:
-        wanted = pa.schema(arrow_type(self._wanted))
+        wanted = pa.schema(arrow_type(self._schema))
         columns = []
         for column in wanted:
             field = self._fields[column.name]
@@ -93,21 +93,21 @@ def _arrow_zone(zone: str) -> str:
     return f"{sign}{int(hours):02}:{minutes}"
 
 
-def _renamed(held: pa.DataType, wanted: DataType) -> Any:
+def _renamed(stored: pa.DataType, logical: DataType) -> Any:
     """The type of a column in a file, with the names that the table has for its fields."""
-    if isinstance(wanted, StructType):
-        fields = {physical(field): field for field in wanted}
+    if isinstance(logical, StructType):
+        fields = {physical(field): field for field in logical}
         return pa.struct(
             [
                 pa.field(
                     fields[each.name].name, _renamed(each.type, fields[each.name].dataType), each.nullable
                 )
-                for each in held
+                for each in stored
             ]
         )
-    if isinstance(wanted, ArrayType):
-        return pa.list_(held.value_field.with_type(_renamed(held.value_type, wanted.elementType)))
-    if isinstance(wanted, MapType):
-        key, item = _renamed(held.key_type, wanted.keyType), _renamed(held.item_type, wanted.valueType)
-        return pa.map_(held.key_field.with_type(key), held.item_field.with_type(item))
-    return held
+    if isinstance(logical, ArrayType):
+        return pa.list_(stored.value_field.with_type(_renamed(stored.value_type, logical.elementType)))
+    if isinstance(logical, MapType):
+        key, item = _renamed(stored.key_type, logical.keyType), _renamed(stored.item_type, logical.valueType)
+        return pa.map_(stored.key_field.with_type(key), stored.item_field.with_type(item))
+    return stored

@@ -150,31 +150,31 @@ def decode(
     of protobuf must fit it. ``validate``: a json body that its JSON Schema rejects is broken. Raises
     OptionError, and RegistryFailed or LoginRefused from the registry.
     """
-    kept = _kept(df, column, keep, mode)
+    names = _kept(df, column, keep, mode)
     rows = metrics.watchable(df) if mode == "deadLetter" else None
-    made = _columns(df, column, schema, format, options or {}, registry, subject, validate, rows)
-    _require_new(made.schema, kept, mode)
+    parts = _columns(df, column, schema, format, options or {}, registry, subject, validate, rows)
+    _require_new(parts.schema, names, mode)
     # two projections: Spark compiles the first, which it could not together with a parser
-    first = df.select("*", made.encoded.alias(_ENCODED))
+    first = df.select("*", parts.encoded.alias(_ENCODED))
     with one_clear_error(format):
-        frame = first.select("*", made.parsed.alias(_PARSED))
+        frame = first.select("*", parts.parsed.alias(_PARSED))
         _ = frame.schema if is_connect(df) else None  # where nothing is analysed before
-    columns = [F.col(quoted(name)) for name in kept]
+    columns = [F.col(quoted(name)) for name in names]
     if mode == "deadLetter":
         whole = [F.col(quoted(name)) for name in df.columns]
 
         def rejected() -> DataFrame:
-            return frame.where(made.broken).select(*whole, made.reason.alias(REASON))
+            return frame.where(parts.broken).select(*whole, parts.reason.alias(REASON))
 
-        if made.notes is None:
-            return Decoded(frame.where(~made.broken).select(*columns, *made.fields), rejected)
-        good, metric = metrics.watched(frame, [*columns, *made.fields], made.notes)
+        if parts.notes is None:
+            return Decoded(frame.where(~parts.broken).select(*columns, *parts.fields), rejected)
+        good, metric = metrics.watched(frame, [*columns, *parts.fields], parts.notes)
         return Decoded(good, rejected, metric)
     if mode == "fail":
-        error = F.raise_error(_text(df, column, made.reason)).cast("boolean")
-        return frame.where(F.when(made.broken, error).otherwise(F.lit(True))).select(*columns, *made.fields)
-    sound = frame.select(*columns, F.when(~made.broken, made.value).alias(_PARSED))
-    return sound.select(*columns, *(F.col(_PARSED).getField(name).alias(name) for name in made.schema.names))
+        error = F.raise_error(_text(df, column, parts.reason)).cast("boolean")
+        return frame.where(F.when(parts.broken, error).otherwise(F.lit(True))).select(*columns, *parts.fields)
+    sound = frame.select(*columns, F.when(~parts.broken, parts.value).alias(_PARSED))
+    return sound.select(*columns, *(F.col(_PARSED).getField(name).alias(name) for name in parts.schema.names))
 
 
 def _once(column: Column) -> Column:
@@ -235,8 +235,8 @@ def _kept(df: DataFrame, column: str, keep: Sequence[str], mode: str) -> list[st
             f"decode needs the column {column!r} (binary or string), and the rows have {found}",
             "name the column that holds the encoded value with column=",
         )
-    kept = [keep] if isinstance(keep, str) else list(keep)
-    for name in kept:
+    names = [keep] if isinstance(keep, str) else list(keep)
+    for name in names:
         if name not in types:
             raise OptionError(
                 f"keep names the column {name!r}, which the rows do not have",
@@ -246,11 +246,11 @@ def _kept(df: DataFrame, column: str, keep: Sequence[str], mode: str) -> list[st
     taken = sorted(own & {name.lower() for name in df.columns})
     if taken:
         raise OptionError(f"the rows have a column {taken[0]!r}, which decode adds", "rename yours first")
-    return kept
+    return names
 
 
-def _require_new(schema: StructType, kept: Sequence[str], mode: Mode) -> None:
-    old = {name.lower() for name in kept}
+def _require_new(schema: StructType, names: Sequence[str], mode: Mode) -> None:
+    old = {name.lower() for name in names}
     for name in schema.names:
         if name.lower() in old:
             raise OptionError(
@@ -266,7 +266,7 @@ def _require_new(schema: StructType, kept: Sequence[str], mode: Mode) -> None:
 
 # -- what is computed of a message ---------------------------------------------------------------------------
 
-_made: dict[tuple[Any, ...], _Columns] = {}
+_cache: dict[tuple[Any, ...], _Columns] = {}
 
 
 def _columns(
@@ -297,12 +297,12 @@ def _columns(
     context = None if is_connect(df) else df.sparkSession.sparkContext
     key = (context, column, format, schema_text, *((str(name), str(options[name])) for name in options), rows)
     lasts = isinstance(format, str) and (isinstance(schema_text, str) or format == "protobuf")
-    if not lasts or (found := _made.get(key)) is None:
+    if not lasts or (found := _cache.get(key)) is None:
         found = _columns_of(_format(df, schema, format, options), None, column, is_text, rows)
     if lasts:
-        _made[key] = found
-        if len(_made) > _KEPT:
-            _made.pop(next(iter(_made)), None)
+        _cache[key] = found
+        if len(_cache) > _KEPT:
+            _cache.pop(next(iter(_cache)), None)
     return found
 
 

@@ -65,7 +65,7 @@ def validator(schema: RegisteredSchema) -> Validator:
         default = used.specification(kind.META_SCHEMA["$schema"])
         root = used.resource.from_contents(text, default_specification=default)
         found = []
-        for name, each in schema.named:
+        for name, each in schema.references:
             parsed = _parsed(each)
             _draft(parsed).check_schema(parsed)
             resource = used.resource.from_contents(parsed, default_specification=default)

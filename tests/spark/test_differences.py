@@ -172,6 +172,7 @@ def test_a_change_of_schema_is_tried_after_the_decision_where_the_session_may_ma
         with pytest.raises(Exception, match="TXMQ_NOT_APPLIED" if CONNECT else "TXMQ_OPTION"):
             run(rig, fn)
     finally:
+        rig.spark.catalog.setCurrentDatabase("default")  # on Connect it is the session of the batch
         rig.spark.sql("DROP DATABASE closed")
 
 

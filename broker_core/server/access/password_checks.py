@@ -49,17 +49,17 @@ _Key = TypeVar("_Key")
 
 
 class PasswordChecks:
-    """``given``: users of ``--users``, with passwords or hashes. ``open_``: the default user logs in from
+    """``listed``: users of ``--users``, with passwords or hashes. ``open_``: the default user logs in from
     this host while nobody has added a user. Thread-safe.
     """
 
-    def __init__(self, users: Users, audit: Audit, given: Mapping[str, str], open_: bool) -> None:
+    def __init__(self, users: Users, audit: Audit, listed: Mapping[str, str], open_: bool) -> None:
         self._users = users
         self._audit = audit
         self._open = open_
         self._secret = os.urandom(32)
-        self._given = {name: self._kept(name, text) for name, text in given.items()}
-        users.given = frozenset(self._given)
+        self._listed = {name: self._kept(name, text) for name, text in listed.items()}
+        users.given = frozenset(self._listed)
         self._found_costs: tuple[object, frozenset[passwords.Cost]] = (None, frozenset())
         self._throttle = Throttle(self._secret)
         self._queue = LoginQueue(self._throttle)
@@ -82,15 +82,15 @@ class PasswordChecks:
                 answer.set_result(Identity(user))
                 return answer
         login = Login(user, password, address, self.digest(user, password), time.monotonic())
-        kept = self.kept_of(user)
+        stored = self.kept_of(user)
         with self._work:
-            again = self._wrong.get((login.pair[0], login.digest)) == (kept or "")
-            known = not again and self._known(login, kept)
-            refused = None if again or known else self._enter(login, answer)
+            again = self._wrong.get((login.pair[0], login.digest)) == (stored or "")
+            proven = not again and self._known(login, stored)
+            refused = None if again or proven else self._enter(login, answer)
         if again:  # who sends one wrong password all the time guesses nothing, and stops nobody
             self.refused(user, address, WRONG)
             raise LoginRefused(WRONG)
-        if known:
+        if proven:
             answer.set_result(Identity(user))
         if refused is not None:
             self._unchecked([refused])
@@ -98,10 +98,10 @@ class PasswordChecks:
                 raise LoginRefused(*TOO_MANY)
         return answer
 
-    def _known(self, login: Login, kept: str | None) -> bool:
+    def _known(self, login: Login, text: str | None) -> bool:
         """Whether this password was right before, and a login would be checked now."""
         network, user = login.pair
-        if kept is None or self._right.get(login.digest) != kept or not self._queue.would_be_next(login.pair):
+        if text is None or self._right.get(login.digest) != text or not self._queue.would_be_next(login.pair):
             return False
         calm = self._throttle.failures(network) + self._queue.of_network(network) <= FREE
         if not (calm or self._throttle.met(user, network)):
@@ -131,14 +131,14 @@ class PasswordChecks:
         """Raises RuntimeError: there is no thread, and none can be had."""
         if len(self._threads) < THREADS:
             name = f"txmq-login-{len(self._threads)}"
-            made = threading.Thread(target=self._run, name=name, daemon=True)
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
             try:
-                made.start()
+                thread.start()
             except RuntimeError:
                 if not self._threads:
                     raise
             else:
-                self._threads.append(made)
+                self._threads.append(thread)
 
     def _run(self) -> None:
         while True:
@@ -175,15 +175,15 @@ class PasswordChecks:
 
     def _check(self, login: Login) -> None:
         user, address = login.user, login.address
-        kept = self.kept_of(user)
-        right = kept is not None and self._right.get(login.digest) == kept
+        stored = self.kept_of(user)
+        right = stored is not None and self._right.get(login.digest) == stored
         if not right:
-            if kept is not None and kept.startswith("="):
-                right = hmac.compare_digest(kept[1:], login.digest.hex())
+            if stored is not None and stored.startswith("="):
+                right = hmac.compare_digest(stored[1:], login.digest.hex())
                 if not right:
                     passwords.is_right(login.password, None, self._costs())
             else:
-                right = passwords.is_right(login.password, kept, self._costs())
+                right = passwords.is_right(login.password, stored, self._costs())
         why = "" if right else WRONG
         if self._users.default and user == DEFAULT_USER and login.password == DEFAULT_USER:
             why = f"user '{DEFAULT_USER}' can only connect via localhost"
@@ -191,11 +191,11 @@ class PasswordChecks:
         with self._work:
             if why:
                 self._throttle.failed(user, login.pair[0], now)
-                remember(self._wrong, (login.pair[0], login.digest), kept or "")
+                remember(self._wrong, (login.pair[0], login.digest), stored or "")
             else:
-                assert kept is not None
+                assert stored is not None
                 self._throttle.succeeded(user, login.pair[0])
-                remember(self._right, login.digest, kept)
+                remember(self._right, login.digest, stored)
         if why:
             self.refused(user, address, why)
         for answer in login.answers:
@@ -243,9 +243,9 @@ class PasswordChecks:
 
     def kept_of(self, user: str) -> str | None:
         """With what a password of this user is compared: a hash, or "=" and the digest of a plain one."""
-        given = self._given.get(user)
-        if given is not None:
-            return given
+        listed = self._listed.get(user)
+        if listed is not None:
+            return listed
         record = self._users.by_name.get(user)
         return record.password_hash if record is not None and record.password_hash else None
 
@@ -255,9 +255,9 @@ class PasswordChecks:
         if epoch is not self._users.epoch:
             epoch = self._users.epoch
             records = tuple(self._users.by_name.values())
-            kept = [each.password_hash for each in records if each.password_hash]
+            stored = [each.password_hash for each in records if each.password_hash]
             hashes = {
-                text.rsplit("$", 2)[0]: text for text in (*kept, *self._given.values()) if text[0] == "$"
+                text.rsplit("$", 2)[0]: text for text in (*stored, *self._listed.values()) if text[0] == "$"
             }
             costs = frozenset(map(passwords.cost_of, hashes.values())) or frozenset({passwords.COST})
             self._found_costs = epoch, costs
@@ -268,8 +268,8 @@ class PasswordChecks:
 
     def remembers(self, user: str, password: str) -> bool:
         """Whether this password of the user was right before."""
-        kept = self.kept_of(user)
-        return kept is not None and self._right.get(self.digest(user, password)) == kept
+        stored = self.kept_of(user)
+        return stored is not None and self._right.get(self.digest(user, password)) == stored
 
     def digest(self, user: str, password: str) -> bytes:
         """Of user and password, under a key that only this process has."""
@@ -279,18 +279,18 @@ class PasswordChecks:
         return digest.digest()
 
 
-def remember(known: OrderedDict[_Key, str], key: _Key, kept: str) -> None:
-    known[key] = kept
-    known.move_to_end(key)
-    if len(known) > REMEMBERED:
-        known.popitem(last=False)
+def remember(answers: OrderedDict[_Key, str], key: _Key, stored: str) -> None:
+    answers[key] = stored
+    answers.move_to_end(key)
+    if len(answers) > REMEMBERED:
+        answers.popitem(last=False)
 
 
 @lru_cache(1000)
 def is_loopback(address: str) -> bool:
     try:
-        known = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return False
-    mapped = known.ipv4_mapped if isinstance(known, ipaddress.IPv6Address) else None
-    return (mapped or known).is_loopback
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return (mapped or parsed).is_loopback

@@ -36,70 +36,70 @@ GENERATED = f"amq.gen-{'0' * 32}"  # stands for the name that the broker will ch
 
 
 def _queues(name: str) -> Check:
-    return lambda _call_permissions, caller, given: caller.read(given[name])
+    return lambda _call_permissions, caller, args: caller.read(args[name])
 
 
-def _app(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
-    command_permissions.use_app(caller, given["app_id"])
+def _app(command_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
+    command_permissions.use_app(caller, args["app_id"])
 
 
 def _app_and_queues(*names: str) -> Check:
-    def check(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
-        caller.read({queue for name in names for queue in given[name]})
-        command_permissions.use_app(caller, given["app_id"])
+    def check(command_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
+        caller.read({queue for name in names for queue in args[name]})
+        command_permissions.use_app(caller, args["app_id"])
 
     return check
 
 
-def _attempt(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
+def _attempt(command_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
     caller.enter()
-    command_permissions.require_attempt(caller, given["token"])
+    command_permissions.require_attempt(caller, args["token"])
 
 
-def _discard(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
+def _discard(command_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
     if caller.operates:
         return
-    if given.get("of") not in (None, caller.identity.user):
+    if args.get("of") not in (None, caller.identity.user):
         caller.operate("staged batches of other users")
-    _attempt(command_permissions, caller, given)
+    _attempt(command_permissions, caller, args)
 
 
 def _look(what: str) -> Check:
-    return lambda _call_permissions, caller, _given: caller.look(what)
+    return lambda _call_permissions, caller, _args: caller.look(what)
 
 
 def _operate(what: str) -> Check:
-    return lambda _call_permissions, caller, _given: caller.operate(what)
+    return lambda _call_permissions, caller, _args: caller.operate(what)
 
 
 def _administer(what: str) -> Check:
-    return lambda _call_permissions, caller, _given: caller.administer(what)
+    return lambda _call_permissions, caller, _args: caller.administer(what)
 
 
-def _note(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
-    if given["name"] == REFUSED:
-        command_permissions.use_app(caller, given["app_id"])
+def _note(command_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
+    if args["name"] == REFUSED:
+        command_permissions.use_app(caller, args["app_id"])
     else:
         caller.operate("the rows of other apps")
 
 
-def _refused(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
-    command_permissions.use_app(caller, given["app_id"])
-    command_permissions.require_attempt(caller, given["token"])
+def _refused(command_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
+    command_permissions.use_app(caller, args["app_id"])
+    command_permissions.require_attempt(caller, args["token"])
 
 
-def _resume(command_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
-    caller.read({log for entry in given["entries"] for log in entry.ranges})
-    command_permissions.use_app(caller, given["app_id"])
+def _resume(command_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
+    caller.read({log for entry in args["entries"] for log in entry.ranges})
+    command_permissions.use_app(caller, args["app_id"])
 
 
-def _outcome(_call_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
+def _outcome(_call_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
     caller.enter()
-    if given.get("of") not in (None, caller.identity.user):
+    if args.get("of") not in (None, caller.identity.user):
         caller.look("transactions of other users")
 
 
-def _enter(_call_permissions: CallPermissions, caller: Caller, _given: Arguments) -> None:
+def _enter(_call_permissions: CallPermissions, caller: Caller, _args: Arguments) -> None:
     caller.enter()
 
 
@@ -113,7 +113,7 @@ ENGINE: dict[str, Check] = {
     "claim": _app_and_queues("queues", "start"),
     "resolve": _app_and_queues("start", "end"),
     "count": _app_and_queues("ranges"),
-    "dead_letter_route": lambda _, caller, given: caller.read([given["queue"]]),
+    "dead_letter_route": lambda _, caller, args: caller.read([args["queue"]]),
     "ack": _app_and_queues("end"),
     "open_batch": _app,
     "commit_batch": _app,
@@ -157,56 +157,56 @@ ADMIN: dict[str, Check] = {
 }
 
 
-def _declare_exchange(_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
+def _declare_exchange(_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
     command_permissions.declare_exchange(
         caller.rights,
         caller.state.topology,
-        given["exchange"],
-        given.get("type", "direct"),
-        given.get("arguments") or {},
+        args["exchange"],
+        args.get("type", "direct"),
+        args.get("arguments") or {},
     )
 
 
-def _declare_queue(_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
-    if not given.get("passive", False):
-        queue = given.get("queue") or GENERATED
+def _declare_queue(_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
+    if not args.get("passive", False):
+        queue = args.get("queue") or GENERATED
         command_permissions.declare_queue(
-            caller.rights, caller.state.topology, queue, given.get("arguments") or {}
+            caller.rights, caller.state.topology, queue, args.get("arguments") or {}
         )
 
 
-def _bind(_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
-    queue, exchange = given["queue"], given["exchange"]
+def _bind(_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
+    queue, exchange = args["queue"], args["exchange"]
     command_permissions.bind(
-        caller.rights, caller.state.topology, "queue", queue, exchange, given.get("routing_key", "")
+        caller.rights, caller.state.topology, "queue", queue, exchange, args.get("routing_key", "")
     )
 
 
-def _publish(_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
-    exchange, routing_key = given.get("exchange", ""), given.get("routing_key", "")
-    properties = given.get("properties") or b""
+def _publish(_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
+    exchange, routing_key = args.get("exchange", ""), args.get("routing_key", "")
+    properties = args.get("properties") or b""
     command_permissions.publish(caller.rights, caller.state.topology, exchange, routing_key, properties)
 
 
-def _publish_all(_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
-    for message in given["messages"]:
+def _publish_all(_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
+    for message in args["messages"]:
         _publish(_permissions, caller, message)
 
 
-def _read(_call_permissions: CallPermissions, caller: Caller, given: Arguments) -> None:
-    command_permissions.read_queue(caller.rights, given["queue"])
+def _read(_call_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
+    command_permissions.read_queue(caller.rights, args["queue"])
 
 
 CHANNEL: dict[str, Check] = {
     "exchange_declare": _declare_exchange,
-    "exchange_delete": lambda _, caller, given: command_permissions.delete_exchange(
-        caller.rights, given["exchange"]
+    "exchange_delete": lambda _, caller, args: command_permissions.delete_exchange(
+        caller.rights, args["exchange"]
     ),
     "queue_declare": _declare_queue,
     "queue_bind": _bind,
     "queue_unbind": _bind,
     "queue_purge": _read,
-    "queue_delete": lambda _, caller, given: command_permissions.delete_queue(caller.rights, given["queue"]),
+    "queue_delete": lambda _, caller, args: command_permissions.delete_queue(caller.rights, args["queue"]),
     "publish": _publish,
     "publish_all": _publish_all,
     "get": _read,
@@ -227,21 +227,21 @@ class CallPermissions:
         self._engines = engines
         self._broker = broker
 
-    def check(self, calls: Mapping[str, Check], word: str, caller: Caller, given: Arguments) -> None:
+    def check(self, calls: Mapping[str, Check], word: str, caller: Caller, args: Arguments) -> None:
         """Before ``word`` is carried out with these arguments, which are checked."""
         if calls is CHANNEL and not caller.rights.impersonates:
-            for message in given.get("messages", (given,)):
+            for message in args.get("messages", (args,)):
                 check_user_id(message.get("properties") or b"", caller.identity.user)
         if caller.rights.everything and caller.administers:
             return
         check = calls.get(word)
         if check is None:
             raise errors.AccessRefused(f"access to {word} refused for user '{caller.identity.user}'")
-        check(self, caller, given)
+        check(self, caller, args)
 
-    def carried_out(self, caller: Caller, call: str, given: Arguments) -> None:
+    def carried_out(self, caller: Caller, call: str, args: Arguments) -> None:
         """After it, for the audit log."""
-        audited.carried_out(self._audit, caller, call, given)
+        audited.carried_out(self._audit, caller, call, args)
 
     def read(self, caller: Caller, ticket: ReadTicket) -> None:
         caller.read({*ticket.ranges, *(log for log, _, _ in ticket.slices)})

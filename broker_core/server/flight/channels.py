@@ -58,7 +58,7 @@ class FlightChannels:
         self._broker = broker
         self._quota = quota
         self._call_permissions = call_permissions
-        self._held: dict[str, _Held] = {}
+        self._entries: dict[str, _Held] = {}
         self._ended: OrderedDict[str, float] = OrderedDict()  # ids, and when their channels ended
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -67,7 +67,7 @@ class FlightChannels:
 
     @property
     def held(self) -> int:
-        return len(self._held)
+        return len(self._entries)
 
     def own(self, caller: Caller, channel_id: str) -> str:
         """Returns how a channel of the caller is kept: nobody else opens, uses or ends it, or asks for it."""
@@ -82,8 +82,8 @@ class FlightChannels:
         is gone.
         """
         own = self.own(caller, call.channel)
-        held = self._held.get(own)
-        if held is not None and held.caller.state.vhost != caller.state.vhost:
+        entry = self._entries.get(own)
+        if entry is not None and entry.caller.state.vhost != caller.state.vhost:
             raise errors.AccessRefused(
                 f"access to channel {call.channel} in vhost '{caller.state.vhost}' refused for user "
                 f"'{caller.identity.user}'"
@@ -94,51 +94,51 @@ class FlightChannels:
         if word == "close":
             self._end(own)
             return None
-        if held is None:
+        if entry is None:
             raise _gone(call.channel)
-        held.used_at = time.monotonic()
+        entry.used_at = time.monotonic()
         if word == "keepalive":
             return None
         if word not in call_permissions.CHANNEL:
             raise errors.RemoteProtocolError(
                 f"a channel has no call {word!r}; client and broker are of different versions"
             )
-        with held.lock:
-            if held.ended:
+        with entry.lock:
+            if entry.ended:
                 raise _gone(call.channel)
-            return self._once(held, own, word, call, caller)
+            return self._once(entry, own, word, call, caller)
 
-    def _once(self, held: _Held, own: str, word: str, call: contract.ChannelCall, caller: Caller) -> object:
+    def _once(self, entry: _Held, own: str, word: str, call: contract.ChannelCall, caller: Caller) -> object:
         number = call.number
-        if number < max(held.number, 1):
+        if number < max(entry.number, 1):
             raise errors.RemoteProtocolError(
-                f"call {number} of channel {call.channel} is older than its last call, {held.number}: it is "
+                f"call {number} of channel {call.channel} is older than its last call, {entry.number}: it is "
                 "late and is not repeated"
             )
-        if number > held.number + 1:
+        if number > entry.number + 1:
             raise errors.RemoteProtocolError(
-                f"call {number} of channel {call.channel} is not the next one after {held.number}: calls are "
+                f"call {number} of channel {call.channel} is not the next after {entry.number}: calls are "
                 "missing; open a new channel"
             )
-        if number != held.number:
-            held.number, held.answer, held.error = number, None, None
-            held.channel.call = (own, number)
+        if number != entry.number:
+            entry.number, entry.answer, entry.error = number, None, None
+            entry.channel.call = (own, number)
             try:
                 arguments = _arguments(word, call.arguments)
                 self._call_permissions.check(call_permissions.CHANNEL, word, caller, arguments)
-                held.answer = _said(held.channel, word, arguments)
+                entry.answer = _said(entry.channel, word, arguments)
                 self._call_permissions.carried_out(caller, f"channel.{word}", arguments)
             except Exception as error:  # kept as the answer: the call was made and is not made again
-                held.error = error
+                entry.error = error
                 if not isinstance(error, errors.AccessRefused):  # which has its line
                     who = caller.identity.user, caller.address
                     logger.info(
                         "channel %s of user '%s' at %s: %s failed: %s", name_in(own), *who, word, error
                     )
-        held.used_at = time.monotonic()
-        if held.error is not None:
-            raise held.error
-        return held.answer
+        entry.used_at = time.monotonic()
+        if entry.error is not None:
+            raise entry.error
+        return entry.answer
 
     def _open(self, channel_id: str, caller: Caller) -> int:
         """The client makes the id, so a repeated open opens one channel. When it was opened, by the clock of
@@ -154,10 +154,10 @@ class FlightChannels:
                 raise errors.RemoteProtocolError(f"channel {name_in(channel_id)} has ended; open another one")
             if self._watcher is None:
                 self._watcher = started_thread(self._watch, "channel-leases")
-            if channel_id not in self._held:
+            if channel_id not in self._entries:
                 self._quota.enter(channel_id, caller.identity.user)
-                self._held[channel_id] = _Held(self._channel(channel_id, caller, now), now, caller)
-            return self._held[channel_id].opened_us
+                self._entries[channel_id] = _Held(self._channel(channel_id, caller, now), now, caller)
+            return self._entries[channel_id].opened_us
 
     def _channel(self, channel_id: str, caller: Caller, now: int) -> LocalChannel:
         user, vhost = caller.identity.user, caller.state.vhost
@@ -166,24 +166,24 @@ class FlightChannels:
 
     def close_one(self, channel_id: str) -> bool:
         """For an operator. Whether there is a channel of this id."""
-        known = channel_id in self._held
+        there = channel_id in self._entries
         self._end(channel_id)
-        return known
+        return there
 
     def _end(self, channel_id: str) -> None:
         """The channel is removed after its last call is answered; callers wait meanwhile. If closing it
         fails, nothing has changed.
         """
-        held = self._held.get(channel_id)
-        if held is None:
+        entry = self._entries.get(channel_id)
+        if entry is None:
             return
-        with held.lock:
-            if held.ended:
+        with entry.lock:
+            if entry.ended:
                 return
-            held.channel.close()
-            held.ended = True
+            entry.channel.close()
+            entry.ended = True
         with self._lock:
-            del self._held[channel_id]
+            del self._entries[channel_id]
             self._quota.leave(channel_id)
             self._ended[channel_id] = now = time.monotonic()
             while len(self._ended) > ENDED or next(iter(self._ended.values())) < now - ENDED_S:
@@ -192,15 +192,15 @@ class FlightChannels:
     def _watch(self) -> None:
         while not self._closed.wait(LOOK_S):
             overdue = time.monotonic() - LEASE_S
-            for channel_id, held in list(self._held.items()):
-                if not held.lock.locked():
-                    self._try(self._end if held.used_at < overdue else self._end_late, channel_id)
+            for channel_id, entry in list(self._entries.items()):
+                if not entry.lock.locked():
+                    self._try(self._end if entry.used_at < overdue else self._end_late, channel_id)
 
     def _end_late(self, channel_id: str) -> None:
-        held = self._held.get(channel_id)
-        if held is not None:
-            with held.lock:
-                held.channel.end_late()
+        entry = self._entries.get(channel_id)
+        if entry is not None:
+            with entry.lock:
+                entry.channel.end_late()
 
     def _try(self, end: Callable[[str], None], channel_id: str) -> None:
         """The next look tries again."""
@@ -212,16 +212,16 @@ class FlightChannels:
     def end_deleted(self) -> None:
         """Ends the channels of users, and of virtual hosts, that are deleted."""
         users = self._broker.state.users
-        for channel_id, held in list(self._held.items()):
-            who = held.caller.identity
-            gone = held.caller.state.topology.deleted
+        for channel_id, entry in list(self._entries.items()):
+            who = entry.caller.identity
+            gone = entry.caller.state.topology.deleted
             if gone or (not who.owner and not users.exists(who.user)):
-                held.used_at = -LEASE_S  # if it cannot be ended now, it is overdue
+                entry.used_at = -LEASE_S  # if it cannot be ended now, it is overdue
                 self._try(self._end, channel_id)
 
     def close(self) -> None:
         self._closed.set()
-        for channel_id in list(self._held):
+        for channel_id in list(self._entries):
             self._try(self._end, channel_id)
 
 
@@ -232,14 +232,14 @@ def _gone(channel_id: str) -> errors.ConnectionFailed:
     )
 
 
-def _arguments(word: str, given: dict[str, object]) -> dict[str, object]:
+def _arguments(word: str, values: dict[str, object]) -> dict[str, object]:
     """The checked arguments. Raises OptionError before the call is made."""
     call = f"channel.{word}"
     if word != "publish_all":
-        checks.check_call(call, getattr(LocalChannel, word), given)
-        return given
-    messages = given.get("messages")
-    if not isinstance(messages, list) or len(given) != 1:
+        checks.check_call(call, getattr(LocalChannel, word), values)
+        return values
+    messages = values.get("messages")
+    if not isinstance(messages, list) or len(values) != 1:
         raise errors.OptionError(f"{call}: argument 'messages' must be a list, and the only one")
     for place, message in enumerate(messages):
         if not isinstance(message, dict):
@@ -247,7 +247,7 @@ def _arguments(word: str, given: dict[str, object]) -> dict[str, object]:
                 f"{call}: argument 'messages[{place}]' must be a dict, not {checks.shown(message)}"
             )
         checks.check_call(f"{call}: messages[{place}]", LocalChannel.publish, message)
-    return given
+    return values
 
 
 def _said(channel: LocalChannel, word: str, arguments: dict[str, Any]) -> Any:

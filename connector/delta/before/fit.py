@@ -110,9 +110,9 @@ def check_columns(table: str, schema: T.StructType, partition_by: Sequence[str])
             )
 
 
-def check_void(table: str, schema: T.StructType, held: T.StructType) -> None:
+def check_void(table: str, schema: T.StructType, target: T.StructType) -> None:
     """Raises OptionError for a column without a type, unless the table has one for it."""
-    types = {column.name.lower(): column for column in held}
+    types = {column.name.lower(): column for column in target}
     for column in schema:
         there = types.get(column.name.lower())
         typed = there is not None and not has(there.dataType, T.NullType)
@@ -124,20 +124,20 @@ def check_void(table: str, schema: T.StructType, held: T.StructType) -> None:
             )
 
 
-def fit(table: str, schema: T.StructType, known: Known, partition_by: Sequence[str], *, merges: bool) -> Fit:
+def fit(table: str, schema: T.StructType, target: Known, partition_by: Sequence[str], *, merges: bool) -> Fit:
     """How to convert rows of ``schema`` to rows of the table. Raises OptionError if that is impossible."""
-    held = {column.name.lower(): column for column in known.schema}
-    partitions = [name.lower() for name in known.partition_columns]
+    of_table = {column.name.lower(): column for column in target.schema}
+    partitions = [name.lower() for name in target.partition_columns]
     if partition_by and [name.lower() for name in partition_by] != partitions:
         raise OptionError(
             f"table {table!r}: partitionBy is {', '.join(partition_by)}, but the table is partitioned by "
-            f"{', '.join(known.partition_columns) or 'nothing'}",
+            f"{', '.join(target.partition_columns) or 'nothing'}",
             "leave partitionBy out",
         )
     columns: dict[str, str] = {}
     conditions: list[tuple[str, str]] = []
     for column in schema:
-        there = held.get(column.name.lower())
+        there = of_table.get(column.name.lower())
         if there is None:
             if not merges:
                 raise OptionError(
@@ -152,16 +152,16 @@ def fit(table: str, schema: T.StructType, known: Known, partition_by: Sequence[s
             )
         columns[there.name] = _value(table, column, there, merges=merges)
         conditions += _conditions(table, there)
-        if there.name in known.directories and isinstance(there.dataType, T.StringType):
+        if there.name in target.directories and isinstance(there.dataType, T.StringType):
             conditions.append(_directory(table, there.name))
-    beside = _beside(table, known.schema, {name.lower() for name in columns})
+    beside = _beside(table, target.schema, {name.lower() for name in columns})
     for name, expression in beside.items():
-        if _GENERATED in held[name.lower()].metadata:
+        if _GENERATED in of_table[name.lower()].metadata:
             # forces the evaluation, which may fail; the optimizer cannot remove it
             conditions.append(
                 (f"xxhash64({expression}) <> 7046029254386353131", f"column {name} cannot be generated")
             )
-    for name, expression in sorted(known.configuration.items()):
+    for name, expression in sorted(target.configuration.items()):
         if name.startswith(_CHECK):
             text = f"table {table!r}: a row violates CHECK constraint {name[len(_CHECK) :]} ({expression})"
             conditions.append((expression, text))
@@ -179,9 +179,9 @@ def fit_new(table: str, schema: T.StructType, location: str, partition_by: Seque
     return Fit({name: quoted(name) for name in schema.names}, {}, conditions) if conditions else None
 
 
-def _value(table: str, given: T.StructField, held: T.StructField, *, merges: bool) -> str:
-    name = quoted(given.name)
-    have, want = given.dataType, held.dataType
+def _value(table: str, source: T.StructField, target: T.StructField, *, merges: bool) -> str:
+    name = quoted(source.name)
+    have, want = source.dataType, target.dataType
     if isinstance(have, T.NullType):
         return f"CAST({name} AS {type_in_sql(want)})"
     bits, limit = _LIMITS.get(type(have)), _LIMITS.get(type(want))
@@ -190,55 +190,55 @@ def _value(table: str, given: T.StructField, held: T.StructField, *, merges: boo
         cast = f"CAST({name} AS {kind})"
         if bits < limit:
             return cast
-        text = f"table {table!r}: column {given.name!r} has a value that does not fit into {kind}"
+        text = f"table {table!r}: column {source.name!r} has a value that does not fit into {kind}"
         text += "; cast it, or widen the column"
         low, high = -(1 << limit), (1 << limit) - 1
         fits = f"{name} IS NULL OR {name} BETWEEN {low}L AND {high}L"
         return f"CASE WHEN {fits} THEN {cast} ELSE {raising(text)} END"
     if not _same(have, want, merges=merges):
         raise OptionError(
-            f"table {table!r}: column {given.name!r} is {have.simpleString()}, not {want.simpleString()}",
+            f"table {table!r}: column {source.name!r} is {have.simpleString()}, not {want.simpleString()}",
             "cast it to the type of the table",
         )
     return name
 
 
-def _same(given: T.DataType, held: T.DataType, *, merges: bool) -> bool:
+def _same(source: T.DataType, target: T.DataType, *, merges: bool) -> bool:
     """Whether a value needs no conversion. Nulls are checked per value; a nested field may be missing."""
-    if isinstance(given, T.StructType) and isinstance(held, T.StructType):
-        fields = {column.name.lower(): column.dataType for column in held}
+    if isinstance(source, T.StructType) and isinstance(target, T.StructType):
+        fields = {column.name.lower(): column.dataType for column in target}
         return all(
             merges
             if (kind := fields.get(column.name.lower())) is None
             else _same(column.dataType, kind, merges=merges)
-            for column in given
+            for column in source
         )
-    if isinstance(given, (T.ArrayType, T.MapType)) and type(given) is type(held):
-        pairs = zip(inner_types(given), inner_types(held), strict=True)
+    if isinstance(source, (T.ArrayType, T.MapType)) and type(source) is type(target):
+        pairs = zip(inner_types(source), inner_types(target), strict=True)
         return all(_same(*pair, merges=merges) for pair in pairs)
-    return given == held
+    return source == target
 
 
-def _conditions(table: str, held: T.StructField) -> Iterator[tuple[str, str]]:
+def _conditions(table: str, column: T.StructField) -> Iterator[tuple[str, str]]:
     """The conditions on the values of a given column, under its name in the table."""
-    name = quoted(held.name)
-    if not held.nullable:
-        yield f"{name} IS NOT NULL", f"table {table!r}: column {held.name!r} is NOT NULL and has a null"
-    for sql in not_null_within(name, held.dataType, 0):
-        yield sql, f"table {table!r}: column {held.name!r} contains a null in a NOT NULL field"
-    length = re.fullmatch(r"(?i)(?:var)?char\((\d+)\)", str(held.metadata.get(_CHAR, "")))
+    name = quoted(column.name)
+    if not column.nullable:
+        yield f"{name} IS NOT NULL", f"table {table!r}: column {column.name!r} is NOT NULL and has a null"
+    for sql in not_null_within(name, column.dataType, 0):
+        yield sql, f"table {table!r}: column {column.name!r} contains a null in a NOT NULL field"
+    length = re.fullmatch(r"(?i)(?:var)?char\((\d+)\)", str(column.metadata.get(_CHAR, "")))
     if length:
-        text = f"table {table!r}: column {held.name!r} is {held.metadata[_CHAR]} and has a longer value"
+        text = f"table {table!r}: column {column.name!r} is {column.metadata[_CHAR]} and has a longer value"
         yield f"{name} IS NULL OR length({name}) <= {length[1]}", text
-    if _GENERATED in held.metadata:
-        expression = held.metadata[_GENERATED]
+    if _GENERATED in column.metadata:
+        expression = column.metadata[_GENERATED]
         yield (
             f"{name} <=> ({expression})",
-            f"table {table!r}: column {held.name!r} is generated as {expression}, and a row has another "
+            f"table {table!r}: column {column.name!r} is generated as {expression}, and a row has another "
             "value",
         )
-    if _INVARIANT in held.metadata:
-        expression = str(json.loads(held.metadata[_INVARIANT])["expression"]["expression"])
+    if _INVARIANT in column.metadata:
+        expression = str(json.loads(column.metadata[_INVARIANT])["expression"]["expression"])
         yield expression, f"table {table!r}: a row violates {expression}"
 
 
@@ -269,11 +269,11 @@ def not_null_within(value: str, kind: T.DataType, depth: int) -> Iterator[str]:
             yield f"{value} IS NULL OR forall({array}, {item} -> {item} IS NULL OR ({sql}))"
 
 
-def _beside(table: str, schema: T.StructType, given: set[str]) -> dict[str, str]:
+def _beside(table: str, schema: T.StructType, present: set[str]) -> dict[str, str]:
     """The columns that are not given, with the values that Delta will use."""
     beside: dict[str, str] = {}
     for column in schema:
-        if column.name.lower() in given:
+        if column.name.lower() in present:
             continue
         kind = type_in_sql(column.dataType)
         if _GENERATED in column.metadata:

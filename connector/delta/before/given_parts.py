@@ -46,11 +46,11 @@ _TOTAL = {
 
 @dataclass(frozen=True)
 class Parts:
-    """``asked``: of each given row. ``compared``: column of the rows, in lower case -> SQL over ``s`` of what
-    is compared with the table in its place, where Spark casts it.
+    """``checks``: of each given row. ``compared``: column of the rows, in lower case -> SQL over ``s`` of
+    what is compared with the table in its place, where Spark casts it.
     """
 
-    asked: tuple[Asked, ...] = ()
+    checks: tuple[Asked, ...] = ()
     compared: dict[str, str] = field(default_factory=dict)
 
 
@@ -65,12 +65,12 @@ class Order(enum.Enum):
 class GivenParts:
     """The parts of expressions over a table and rows of one schema."""
 
-    def __init__(self, spark: SparkSession, table: str, held: StructType, given: StructType) -> None:
+    def __init__(self, spark: SparkSession, table: str, target: StructType, rows: StructType) -> None:
         self._spark = spark
         self._table = table
         self._connect = is_connect(spark)
-        self._given = no_rows(spark, given).alias(SOURCE)
-        self._both = no_rows(spark, nullable(held)).alias(TARGET).crossJoin(self._given)
+        self._rows = no_rows(spark, rows).alias(SOURCE)
+        self._both = no_rows(spark, nullable(target)).alias(TARGET).crossJoin(self._rows)
 
     def of(self, what: str, sql: str, order: Order = Order.WRITTEN) -> Parts:
         """``what`` the expression is, for an error."""
@@ -81,11 +81,11 @@ class GivenParts:
                 root = self._plan(self._both.select(expr(sql))).projectList().head()
         except PySparkException:
             return Parts()  # Delta's analysis has judged it
-        own = self._plan(self._given).outputSet()
+        own = self._plan(self._rows).outputSet()
         found: dict[Asked, None] = {}
         for part, guard in self._guarded(_conjuncts(root), own, order):
             for each in _largest(part, own):
-                found.update(dict.fromkeys(guarded(asked, guard) for asked in self._asked(what, each)))
+                found.update(dict.fromkeys(guarded(check, guard) for check in self._checks(what, each)))
         return Parts(tuple(found), {name: sql for name, sql in _compared(root, own) if sql})
 
     def _guarded(
@@ -116,34 +116,34 @@ class GivenParts:
         sql = str(part.sql())
         try:
             with unlogged():
-                self._given.select(expr(sql))
+                self._rows.select(expr(sql))
         except PySparkException:
             return ""
         return sql
 
-    def _asked(self, what: str, part: JavaObject) -> Iterator[Asked]:
+    def _checks(self, what: str, part: JavaObject) -> Iterator[Asked]:
         if not self._may_fail(part):
             return
         sql = part.sql()
         text = f"table {self._table!r}: {what} computes {sql}"
         if _kind(part) == "Cast" and not self._may_fail(part.child()):
-            value, wanted = part.child().sql(), part.dataType().sql()
-            asked = f"{value} IS NULL OR try_cast({value} AS {wanted}) IS NOT NULL"
+            value, kind = part.child().sql(), part.dataType().sql()
+            check = f"{value} IS NULL OR try_cast({value} AS {kind}) IS NOT NULL"
             text += ", and a value cannot be cast; cast it in the query, for example with try_cast"
         else:
             try:
                 with unlogged():
-                    asked = evaluated(sql, self._given.select(expr(sql)).schema[0].dataType)
+                    check = evaluated(sql, self._rows.select(expr(sql)).schema[0].dataType)
             except PySparkException:  # no text that Spark reads, such as a part of a lambda
                 for each in _children(part):
-                    yield from self._asked(what, each)
+                    yield from self._checks(what, each)
                 return
         try:
             with unlogged():
-                self._given.select(expr(asked))
+                self._rows.select(expr(check))
         except PySparkException:
             return
-        yield asked, text
+        yield check, text
 
     def _may_fail(self, part: JavaObject) -> bool:
         if any(map(self._may_fail, _children(part))):
@@ -161,9 +161,9 @@ class GivenParts:
         return frame._jdf.queryExecution().analyzed()
 
 
-def guarded(asked: Asked, guard: str) -> Asked:
+def guarded(check: Asked, guard: str) -> Asked:
     """What is asked, of the rows for which ``guard`` is true."""
-    sql, text = asked
+    sql, text = check
     return (f"CASE WHEN {guard} THEN {sql} ELSE true END" if guard else sql), text
 
 

@@ -38,13 +38,13 @@ Typed = Callable[[str], DataType | None]
 
 @dataclass(frozen=True)
 class Written:
-    """What one clause writes. ``reached``: SQL over ``s``, whether it may write a row; ``asked``: what must
+    """What one clause writes. ``reached``: SQL over ``s``, whether it may write a row; ``checks``: what must
     be true of the row then; ``values``: SQL over ``s`` by column of the table, as far as known; ``fit``: how
     the table takes them.
     """
 
     reached: str
-    asked: tuple[Asked, ...] = ()
+    checks: tuple[Asked, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
     fit: Fit = field(default_factory=Fit)
 
@@ -75,19 +75,19 @@ def merge_values(
         except PySparkException:
             return None
 
-    known = Known.of(table.metadata, table.location).widened(wide)
-    parts = GivenParts(spark, table.name, known.schema, schema)
+    target = Known.of(table.metadata, table.location).widened(wide)
+    parts = GivenParts(spark, table.name, target.schema, schema)
     # whether Delta joins so that rows without a match are kept
     keeps = any(clause.rows != "MATCHED" for clause in merge.clauses)
     keeps = keeps or str(spark.conf.get(_INNER, "true")).lower() != "true"
     on = parts.of("on", merge.on, Order.JOINED if keeps else Order.FILTERED)
-    first = (Written("true", on.asked),) if on.asked else ()
-    casts = _Casts(table.name, known.schema, _cast_of(spark), typed, parts)
-    return MergeValues((*first, *_written(table, known, schema, merge, casts)), on.compared)
+    first = (Written("true", on.checks),) if on.checks else ()
+    casts = _Casts(table.name, target.schema, _cast_of(spark), typed, parts)
+    return MergeValues((*first, *_written(table, target, schema, merge, casts)), on.compared)
 
 
 def _written(
-    table: Table, known: Known, schema: StructType, merge: Merge, casts: _Casts
+    table: Table, target: Known, schema: StructType, merge: Merge, casts: _Casts
 ) -> Iterator[Written]:
     passed: dict[str, list[str]] = {}  # rows -> that no clause before takes the row
     for clause in merge.clauses:
@@ -95,15 +95,15 @@ def _written(
             continue
         before = passed.setdefault(clause.rows, [])
         own = clause.condition if clause.condition and casts.typed(clause.condition) is not None else ""
-        asked = casts.parts.of("a condition", clause.condition).asked
-        if asked:
-            yield Written(" AND ".join(before) or "true", asked)
+        checks = casts.parts.of("a condition", clause.condition).checks
+        if checks:
+            yield Written(" AND ".join(before) or "true", checks)
         if clause.action != "delete":
             reached = " AND ".join([*before, *([_true(own)] if own else [])]) or "true"
-            values, asked = casts.of(clause, schema)
-            found = _fit(table, clause, known, values)
-            if found.conditions or asked:
-                yield Written(reached, asked, {name: sql for name, (sql, _) in values.items()}, found)
+            values, checks = casts.of(clause, schema)
+            found = _fit(table, clause, target, values)
+            if found.conditions or checks:
+                yield Written(reached, checks, {name: sql for name, (sql, _) in values.items()}, found)
         if not clause.condition:
             before.append("false")
         elif own:
@@ -133,7 +133,7 @@ class _Casts:
     """How the values of a clause are cast to the columns of a table."""
 
     table: str
-    held: StructType
+    there: StructType
     cast: str
     typed: Typed
     parts: GivenParts
@@ -147,15 +147,15 @@ class _Casts:
         if assigned is None:
             assigned = {name: f"{SOURCE}.{quoted(name)}" for name in schema.names}
         values: dict[str, tuple[str, DataType]] = {}
-        asked: list[Asked] = []
+        checks: list[Asked] = []
         for name, sql in assigned.items():
             if not plain:
-                asked += self.parts.of(f"the value of column {name!r}", sql).asked
+                checks += self.parts.of(f"the value of column {name!r}", sql).checks
             try:
                 path = [name] if plain else name_parts(name)
             except OptionError:
                 path = [name.strip("`")]  # a name with odd characters
-            place, kind = _column(self.held, path), self.typed(sql)
+            place, kind = _column(self.there, path), self.typed(sql)
             if place is None or kind is None:
                 continue
             nested, column = place
@@ -164,29 +164,29 @@ class _Casts:
                 values[column.name] = sql, kind  # the width is a condition of ``fit``
                 continue
             text = f"table {self.table!r}: column {name!r} has a value that "
-            wanted = column.dataType
-            fits = castable(sql, kind, wanted) if self.cast == "try_cast" else ""
+            want = column.dataType
+            fits = castable(sql, kind, want) if self.cast == "try_cast" else ""
             if fits and self.typed(fits) is None:
-                fits = evaluated(f"CAST({sql} AS {type_in_sql(wanted)})", wanted)
+                fits = evaluated(f"CAST({sql} AS {type_in_sql(want)})", want)
             if fits:
-                text += f"cannot be cast from {kind.simpleString()} to {wanted.simpleString()}"
-                asked.append((fits, f"{text}; cast it in the query, for example with try_cast"))
-            cast = value(sql, kind, wanted, self.cast)
+                text += f"cannot be cast from {kind.simpleString()} to {want.simpleString()}"
+                checks.append((fits, f"{text}; cast it in the query, for example with try_cast"))
+            cast = value(sql, kind, want, self.cast)
             if not nested:
-                values[column.name] = cast, wanted
+                values[column.name] = cast, want
                 continue
             conditions = [] if column.nullable else [f"{cast} IS NOT NULL"]
-            conditions += not_null_within(cast, wanted, 0)
+            conditions += not_null_within(cast, want, 0)
             null = f"table {self.table!r}: column {name!r} contains a null in a NOT NULL field"
-            asked += [(sql, null) for sql in conditions]
-        return values, tuple(asked)
+            checks += [(sql, null) for sql in conditions]
+        return values, tuple(checks)
 
 
-def _column(held: StructType, names: list[str]) -> tuple[bool, StructField] | None:
+def _column(there: StructType, names: list[str]) -> tuple[bool, StructField] | None:
     """(whether it is within another one, the column) of a name or a path."""
     found: StructField | None = None
     for name in names:
-        fields: DataType = held if found is None else found.dataType
+        fields: DataType = there if found is None else found.dataType
         if not isinstance(fields, StructType):
             return None
         found = next((each for each in fields if each.name.lower() == name.lower()), None)
@@ -198,8 +198,8 @@ def _column(held: StructType, names: list[str]) -> tuple[bool, StructField] | No
 _INTEGERS = {"byte", "short", "integer", "long", "tinyint", "smallint", "int", "bigint"}
 
 
-def _fit(table: Table, clause: Clause, known: Known, values: Mapping[str, tuple[str, DataType]]) -> Fit:
-    whole = len(values) == len(known.schema) or (
+def _fit(table: Table, clause: Clause, target: Known, values: Mapping[str, tuple[str, DataType]]) -> Fit:
+    whole = len(values) == len(target.schema) or (
         clause.action == "insert" and (clause.values is None or len(values) == len(clause.values))
     )
     if not whole:  # CHECKs and generated columns need the others
@@ -210,12 +210,12 @@ def _fit(table: Table, clause: Clause, known: Known, values: Mapping[str, tuple[
                 column.nullable,
                 {key: value for key, value in column.metadata.items() if "generation" not in key},
             )
-            for column in known.schema
+            for column in target.schema
             if column.name in values
         ]
-        known = Known(StructType(columns), directories=known.directories)
+        target = Known(StructType(columns), directories=target.directories)
     schema = StructType([StructField(name, kind) for name, (_, kind) in values.items()])
-    found = fit(table.name, schema, known, (), merges=True)
+    found = fit(table.name, schema, target, (), merges=True)
     narrow = tuple(
         (evaluated(quoted(name), LongType()), f"table {table.name!r}: column {name!r} cannot be written")
         for name, sql in found.columns.items()
@@ -235,7 +235,7 @@ def asserted(rows: DataFrame, clauses: tuple[Written, ...]) -> DataFrame:
         ]
         asks = {
             f"{_ASKED}{number}": expr(f"CASE WHEN {clause.reached} THEN {enclosed(sql)} END")
-            for number, (sql, _) in enumerate(clause.asked)
+            for number, (sql, _) in enumerate(clause.checks)
         }
         packed = rows.alias(SOURCE).select(
             *(expr(f"{SOURCE}.{quoted(name)}").alias(place) for place, name in kept.items()),
@@ -249,7 +249,7 @@ def asserted(rows: DataFrame, clauses: tuple[Written, ...]) -> DataFrame:
         )
         beside = fitted.select("*", *(expr(sql).alias(name) for name, sql in found.beside.items()))
         first, *others = kept
-        texts = [(name, text) for name, (_, text) in zip(asks, clause.asked, strict=True)]
+        texts = [(name, text) for name, (_, text) in zip(asks, clause.checks, strict=True)]
         conditions = [(f"NOT {_REACHED} OR ({sql})", text) for sql, text in (*texts, *found.conditions)]
         rows = beside.select(
             expr(asserting(first, conditions)).alias(kept[first]),

@@ -60,7 +60,7 @@ class Descriptors:
         UnsupportedSchema.
         """
         files: dict[str, FileDescriptorProto] = {}
-        for name, each in schema.named:
+        for name, each in schema.references:
             files.setdefault(name, _file(name, each))
         file = _file(_ROOT, schema.texts[-1])
         pool, added, missing = library().pool.DescriptorPool(), set[str](), list[str]()

@@ -42,12 +42,12 @@ _LARGEST_ID = (1 << 31) - 1  # an id is an int of Java
 @dataclass(frozen=True)
 class RegisteredSchema:
     """``kind``: AVRO, JSON or PROTOBUF. ``texts``: the schema behind those that it refers to, each behind its
-    own. ``named``: those again, with the names by which they are referred to.
+    own. ``references``: those again, with the names by which they are referred to.
     """
 
     kind: str
     texts: tuple[str, ...]
-    named: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    references: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
 
 # An id names the same schema forever, and a schema has the same id in its subject: both by registry.
@@ -92,23 +92,23 @@ class SchemaRegistry:
             object.__setattr__(self, "password", urllib.parse.unquote(parts.password or ""))
 
     @classmethod
-    def of(cls, given: SchemaRegistry | str) -> SchemaRegistry:
+    def of(cls, registry: SchemaRegistry | str) -> SchemaRegistry:
         """Returns a registry for a url, or the registry itself. Raises OptionError."""
-        if isinstance(given, (SchemaRegistry, str)):
-            return cls(given) if isinstance(given, str) else given
-        raise OptionError(f"registry={given!r:.100}", "give the url of a registry, or a SchemaRegistry")
+        if isinstance(registry, (SchemaRegistry, str)):
+            return cls(registry) if isinstance(registry, str) else registry
+        raise OptionError(f"registry={registry!r:.100}", "give the url of a registry, or a SchemaRegistry")
 
     def schema(self, number: int) -> RegisteredSchema | None:
         """The schema of an id; None if the registry has none. Raises RegistryFailed, LoginRefused."""
         if number > _LARGEST_ID:
             return None
-        known = _schemas.setdefault((self.url, self.user), {})
-        if number not in known:
+        cached = _schemas.setdefault((self.url, self.user), {})
+        if number not in cached:
             status, answer = self._call("GET", f"/schemas/ids/{number}")
             if status == 404 and answer.get("error_code") == _SCHEMA:
                 return None
-            known[number] = self._registered(self._success(status, answer))
-        return known[number]
+            cached[number] = self._registered(self._success(status, answer))
+        return cached[number]
 
     def serialized(self, number: int) -> RegisteredSchema | None:
         """As ``schema``; the texts of one of Protobuf are FileDescriptorProtos in base64. Raises OptionError
@@ -117,16 +117,16 @@ class SchemaRegistry:
         plain = self.schema(number)
         if plain is None or plain.kind != "PROTOBUF":
             return plain
-        known = _serialized.setdefault((self.url, self.user), {})
-        if number not in known:
+        cached = _serialized.setdefault((self.url, self.user), {})
+        if number not in cached:
             status, answer = self._call("GET", f"/schemas/ids/{number}{_SERIALIZED}")
             if status >= 500 and status != 501:  # Karapace, if the schema refers to others
                 listed: Any = self._call("GET", f"/schemas/ids/{number}/versions")[1].get(_LIST)
                 with contextlib.suppress(IndexError, KeyError, TypeError):  # else it is the first answer
                     path = _version(listed[0]["subject"], listed[0]["version"])
                     status, answer = self._call("GET", path + _SERIALIZED)
-            known[number] = self._described(status, answer)
-        return known[number]
+            cached[number] = self._described(status, answer)
+        return cached[number]
 
     def latest(self, subject: str, kind: str) -> RegisteredSchema:
         """The newest schema of a subject, of this kind. Raises OptionError, RegistryFailed, LoginRefused."""
@@ -136,11 +136,11 @@ class SchemaRegistry:
         """The newest schema of Protobuf of a subject, as of ``serialized``, and its id. Raises as that."""
         answer = self._latest(subject, "PROTOBUF")
         number = self._id(answer)
-        known = _serialized.setdefault((self.url, self.user), {})
-        if number not in known:
+        cached = _serialized.setdefault((self.url, self.user), {})
+        if number not in cached:
             path = _version(subject, answer.get("version", "latest"))
-            known[number] = self._described(*self._call("GET", path + _SERIALIZED))
-        return number, known[number]
+            cached[number] = self._described(*self._call("GET", path + _SERIALIZED))
+        return number, cached[number]
 
     def _latest(self, subject: str, kind: str) -> dict[str, Any]:
         status, answer = self._call("GET", _version(subject, "latest"))
@@ -157,9 +157,9 @@ class SchemaRegistry:
         """The id of a schema in ``subject``, which gets it as its newest version if it is new there. Raises
         OptionError, RegistryFailed, LoginRefused.
         """
-        known = _ids.setdefault((self.url, self.user), {})
-        wanted = (subject, kind, text)
-        if wanted not in known:
+        cached = _ids.setdefault((self.url, self.user), {})
+        key = (subject, kind, text)
+        if key not in cached:
             path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
             status, answer = self._call("POST", path, {"schema": text, "schemaType": kind})
             if status in (409, 422) and "error_code" in answer:
@@ -168,8 +168,8 @@ class SchemaRegistry:
                     f"{answer.get('message', status)!s:.500}",
                     "change the schema, or the compatibility of the subject",
                 )
-            known[wanted] = self._id(self._success(status, answer))
-        return known[wanted]
+            cached[key] = self._id(self._success(status, answer))
+        return cached[key]
 
     # -- answers ---------------------------------------------------------------------------------------------
 
@@ -184,10 +184,10 @@ class SchemaRegistry:
         if not isinstance(text, str) or not isinstance(kind, str):
             raise self._strange("no schema")
         texts: dict[tuple[str, int], str] = {}
-        named: list[tuple[str, str]] = []
+        references: list[tuple[str, str]] = []
         if kind.upper() != "PROTOBUF" or form:  # a .proto file is not read
-            self._refer(answer, form, texts, named, set())
-        return RegisteredSchema(kind.upper(), (*texts.values(), text), tuple(named))
+            self._refer(answer, form, texts, references, set())
+        return RegisteredSchema(kind.upper(), (*texts.values(), text), tuple(references))
 
     def _described(self, status: int, answer: dict[str, object]) -> RegisteredSchema:
         """The answer to a request for FileDescriptorProtos."""
@@ -208,7 +208,7 @@ class SchemaRegistry:
         answer: Mapping[str, object],
         form: str,
         texts: dict[tuple[str, int], str],
-        named: list[tuple[str, str]],
+        found: list[tuple[str, str]],
         open_: set[tuple[str, int]],
     ) -> None:
         """Adds what ``answer`` refers to, each behind its own references."""
@@ -219,16 +219,16 @@ class SchemaRegistry:
             ]
         except (AttributeError, KeyError, TypeError, ValueError):
             raise self._strange(f"the references {references!r:.100}") from None
-        for wanted, name in listed:
-            if wanted in open_ or len(open_) >= _DEEPEST_REFERENCE or len(texts) >= _MOST_REFERENCES:
-                raise self._strange(f"references of {wanted[0]!r} without an end")
-            if wanted not in texts:
-                found = self._success(*self._call("GET", _version(*wanted) + form))
-                if not isinstance(found.get("schema"), str):
+        for key, name in listed:
+            if key in open_ or len(open_) >= _DEEPEST_REFERENCE or len(texts) >= _MOST_REFERENCES:
+                raise self._strange(f"references of {key[0]!r} without an end")
+            if key not in texts:
+                schema = self._success(*self._call("GET", _version(*key) + form))
+                if not isinstance(schema.get("schema"), str):
                     raise self._strange("no schema")
-                self._refer(found, form, texts, named, open_ | {wanted})
-                texts[wanted] = found["schema"]
-            named.append((name, texts[wanted]))
+                self._refer(schema, form, texts, found, open_ | {key})
+                texts[key] = schema["schema"]
+            found.append((name, texts[key]))
 
     def _success(self, status: int, answer: dict[str, object]) -> dict[str, Any]:
         if status == 200:

@@ -69,7 +69,7 @@ def test_a_schema_of_protobuf_comes_as_files_with_the_names_of_its_references(
     files = (serialized(LINE), serialized(ORDER))
     for _ in range(2):
         found = SchemaRegistry(server.url).serialized(number)
-        assert found == RegisteredSchema("PROTOBUF", files) and found.named == ((LINE.name, files[0]),)
+        assert found == RegisteredSchema("PROTOBUF", files) and found.references == ((LINE.name, files[0]),)
     asked = len(server.asked)
     assert SchemaRegistry(server.url).latest_serialized("orders") == (number, found)
     assert len(server.asked) == asked + 1  # the newest may change, its files may not
