@@ -179,8 +179,10 @@ class Catalog:
         self._executemany = self._cursor.executemany
         try:
             self._open(log)
-        except BaseException:
+        except BaseException as error:
             self._connection.close()
+            if isinstance(error, UnicodeDecodeError):  # of the text of SQLite's error: bytes of the file
+                raise corrupt_catalog(path, error) from error
             raise
 
     def _open(self, log: bool) -> None:

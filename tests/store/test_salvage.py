@@ -236,6 +236,20 @@ def test_a_catalog_whose_list_of_tables_is_damaged_is_refused_and_says_where_the
     assert {b"owned %06d " % number + b"x" * 50 for number in range(3600)} <= read
 
 
+def test_a_list_of_tables_whose_error_is_no_text_is_refused_as_any_other(
+    damaged: Path, tmp_path: Path
+) -> None:
+    """SQLite puts the name of the table into its error, byte for byte."""
+    with contextlib.closing(sqlite3.connect(damaged / "catalog.db")) as connection, connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        changed = "UPDATE sqlite_schema SET name = CAST(x'71ff' AS TEXT), sql = 'CREATE TABEL q (a)' WHERE name = 'run'"
+        assert connection.execute(changed).rowcount == 1
+    for act in (lambda: salvage(damaged, tmp_path / "new"), lambda: DurableStore(damaged)):
+        with pytest.raises(errors.CorruptCatalog):
+            act()
+    assert verify(damaged).problems != []
+
+
 def test_a_damaged_index_loses_no_row_of_its_table(damaged: Path, tmp_path: Path, expected: Contents) -> None:
     with contextlib.closing(sqlite3.connect(damaged / "catalog.db")) as connection:
         pages = connection.execute("SELECT rootpage FROM sqlite_schema WHERE type = 'index'").fetchall()

@@ -81,7 +81,7 @@ class _Reader:
         found = self.found
         try:
             tables = self._tables()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # of its text, which has bytes of the file
             require_damage(error, self.path)
             raise self._unreadable(error) from error
         if "meta" not in tables:
@@ -95,13 +95,8 @@ class _Reader:
             lambda row: found.segments.append(SegmentRow(*row)),
         )
         self._take("block", ("block_id", *BlockPlace._fields), "block_id", tables, self._block)
-        self._take(
-            "inbox",
-            ("id", "count", "messages"),
-            "id",
-            tables,
-            lambda row: found.inbox.extend(unpack(*row)),
-        )
+        inbox = ("id", "count", "messages")
+        self._take("inbox", inbox, "id", tables, lambda row: found.inbox.extend(unpack(*row)))
         for cls in RECORDS:
             self._take(
                 cls.TABLE,
@@ -171,13 +166,13 @@ class _Reader:
             self._lose(table, f"table {table} cannot be read to its end: {error}")
         return rows
 
-    def _read(self, query: str) -> tuple[list[Row], sqlite3.Error | None]:
+    def _read(self, query: str) -> tuple[list[Row], Exception | None]:
         """Returns the rows up to the first error, and the error."""
         rows: list[Row] = []
         try:
             for row in self.connection.execute(query):
                 rows.append(row)  # one by one, to keep the rows before the error
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             require_damage(error, self.path)
             return rows, error
         return rows, None
