@@ -95,24 +95,24 @@ def _pages(table: str, admin: Admin) -> Iterator[list[Any]]:
 
 
 def _batch(table: str, found: Iterable[Any]) -> pa.RecordBatch:
-    wanted = SCHEMAS[table]
-    rows = [_row(table, dataclasses.asdict(each), wanted) for each in found]
-    return pa.RecordBatch.from_pylist(rows, pa.schema(arrow_type(wanted)))
+    schema = SCHEMAS[table]
+    rows = [_row(table, dataclasses.asdict(each), schema) for each in found]
+    return pa.RecordBatch.from_pylist(rows, pa.schema(arrow_type(schema)))
 
 
-def _row(table: str, row: Row, wanted: T.StructType) -> Row:
+def _row(table: str, row: Row, schema: T.StructType) -> Row:
     if "committed_at_us" in row:
         row["committed_at"] = row.pop("committed_at_us")
     for name, nothing in ((name, value) for (of, name), value in _NOTHING.items() if of == table):
         row[name] = None if row[name] == nothing else row[name]
-    return {field.name: _value(row[field.name], field.dataType) for field in wanted.fields}
+    return {field.name: _value(row[field.name], field.dataType) for field in schema.fields}
 
 
 def _value(value: Any, kind: T.DataType) -> object:
     """What pyarrow takes as a value of this type. A text that is empty stands for none."""
     if isinstance(kind, T.StructType):
-        given = dict(zip(kind.names, value, strict=True)) if isinstance(value, (tuple, list)) else value
-        return {field.name: _value(given[field.name], field.dataType) for field in kind.fields}
+        fields = dict(zip(kind.names, value, strict=True)) if isinstance(value, (tuple, list)) else value
+        return {field.name: _value(fields[field.name], field.dataType) for field in kind.fields}
     if isinstance(kind, T.ArrayType):
         return [_value(each, kind.elementType) for each in value]
     if isinstance(kind, T.MapType):

@@ -45,8 +45,8 @@ class Worker:
     problem: str = ""  # what is wrong with it, as the end of a sentence about it
 
     def __str__(self) -> str:
-        given = self.command if self.path in ("", self.command) else f"{self.command} ({self.path})"
-        return f"{self.variable}={given}" if self.variable else given
+        text = self.command if self.path in ("", self.command) else f"{self.command} ({self.path})"
+        return f"{self.variable}={text}" if self.variable else text
 
     def advice(self) -> str:
         """What to do about the problem."""
@@ -58,11 +58,11 @@ class Worker:
 
 def workers(environment: Mapping[str, str] | None = None) -> list[Worker]:
     """Every Python that Spark would run if it was started in ``environment``: one, or two that differ."""
-    known = os.environ if environment is None else environment
-    of_tasks = (known[PYTHON], PYTHON) if known.get(PYTHON) else (DEFAULT, "")
-    of_lookups = (known[DRIVER_PYTHON], DRIVER_PYTHON) if known.get(DRIVER_PYTHON) else of_tasks
+    env = os.environ if environment is None else environment
+    of_tasks = (env[PYTHON], PYTHON) if env.get(PYTHON) else (DEFAULT, "")
+    of_lookups = (env[DRIVER_PYTHON], DRIVER_PYTHON) if env.get(DRIVER_PYTHON) else of_tasks
     chosen = dict((of_tasks, of_lookups))  # the same command is looked at once
-    return [_look(command, variable, known) for command, variable in chosen.items()]
+    return [_look(command, variable, env) for command, variable in chosen.items()]
 
 
 def notice() -> str:

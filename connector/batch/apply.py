@@ -58,8 +58,8 @@ class Apply:
         try:
             return self._functions[name]
         except KeyError:
-            known = ", ".join(sorted(self._functions)) or "none"
-            raise OptionError(f"no function {name!r} in after_commit (there: {known})", "add it") from None
+            names = ", ".join(sorted(self._functions)) or "none"
+            raise OptionError(f"no function {name!r} in after_commit (there: {names})", "add it") from None
 
     @spans.span("txmq.apply", {})
     def decided(
@@ -217,11 +217,11 @@ class DecidedBatch:
         else:
             ready = tables.check_append(spark, table, schema, _writing(parts)).ready
         # rows that were published stay published, even if an operator names another place now
-        kept: RefusedRows = RefusedFile(to, self.entry, parts[0], once)
+        refused: RefusedRows = RefusedFile(to, self.entry, parts[0], once)
         if to.startswith(TO_QUEUE) or target.refused_rows(parts) is not None:
-            kept = RefusedLetters(self.engine, to.removeprefix(TO_QUEUE), self.entry, parts)
-        rows = RowByRow(self._held(parts), schema, ready)
-        taken = rows.taken(spark, kept)
+            refused = RefusedLetters(self.engine, to.removeprefix(TO_QUEUE), self.entry, parts)
+        rows = RowByRow(self._batches(parts), schema, ready)
+        taken = rows.taken(spark, refused)
 
         def frame(session: SparkSession) -> DataFrame:
             return staging.no_rows(session, schema) if taken is None else rows.frame(session, taken)
@@ -251,8 +251,8 @@ class DecidedBatch:
         rows = (lambda session: self.rows(session, of_rows)) if of_rows else None
         if rows is not None and not of_files:
             return self.tables.append(spark, table, rows, once, _writing(parts))
-        held = [(part, self.engine.read_branches(part.branches)) for part in of_files]
-        version = self.tables.add(spark, table, held, rows, once, _writing(parts).options)
+        branches = [(part, self.engine.read_branches(part.branches)) for part in of_files]
+        version = self.tables.add(spark, table, branches, rows, once, _writing(parts).options)
         self._clear(about["location"], once)
         return version
 
@@ -264,7 +264,7 @@ class DecidedBatch:
         failpoint.here("adding.cleared")
         self.tables.sweep(location, attempt, lambda: self.engine.unapplied(entry.app_id))
 
-    def _held(self, parts: Sequence[ToApply]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, parts: Sequence[ToApply]) -> Iterator[pa.RecordBatch]:
         """The rows of the parts, always in the same order. Raises NotApplied if data files are gone."""
         for part in parts:
             if not target.rows_in(part):

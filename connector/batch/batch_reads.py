@@ -145,10 +145,10 @@ def _claimed(rdd: Any) -> Iterator[ClaimedSlice]:
     partitions = rdd.partitions()
     if not len(partitions):
         return
-    given = input_partition(partitions[0])
-    if given.isEmpty() or not given.get().getClass().getSimpleName().startswith("Python"):
+    first = input_partition(partitions[0])
+    if first.isEmpty() or not first.get().getClass().getSimpleName().startswith("Python"):
         return
-    pickled = bytes(given.get().pickedPartition())
+    pickled = bytes(first.get().pickedPartition())
     if _MARK in pickled:  # otherwise it is of another Python source
         serializer: Any = CPickleSerializer()
         found = serializer.loads(pickled)

@@ -60,8 +60,8 @@ def running_query(batch: DataFrame) -> tuple[str, str]:
     run = context.getLocalProperty("spark.jobGroup.id")
     # of a new run; or the function has a job group of its own, or none
     if not run or _runs.get(query_id) != run:
-        known = execution(spark, query_id)
-        run = run if known is None else str(known.runId())
+        query = execution(spark, query_id)
+        run = run if query is None else str(query.runId())
         if not run:
             raise OptionError(
                 f"the run of query {query_id} is not known",

@@ -113,8 +113,8 @@ def transactional(
 def checkpoint_of(spark: SparkSession, query_id: str) -> str | None:
     """Where the checkpoint of a running query is; None if Spark does not report it."""
     if not is_connect(spark):
-        known = execution(spark, query_id)
-        return None if known is None else str(known.resolvedCheckpointRoot())
+        query = execution(spark, query_id)
+        return None if query is None else str(query.resolvedCheckpointRoot())
     found = map(query_plan.checkpoint_in, query_plan.plans(spark, query_id))
     return next((place for place in found if place is not None and owner(place, spark) == query_id), None)
 
@@ -228,7 +228,7 @@ class Transactional:
         """Returns also whether the function called ``tx`` in threads."""
         query_id, batch_id, sequence, token, offsets = opened
         tx = BatchTransaction(self.app_id, query_id, batch_id, sequence, batch, token, self)
-        asked = False
+        called = False
         persists = self._reads_again if self._persist == AUTO else self._persist
         try:
             if persists:
@@ -240,7 +240,7 @@ class Transactional:
             failpoint.here("foreach.executed")
             # C4
             tx.seal()
-            asked = True
+            called = True
             with spans.span("txmq.commit", {"txmq.branches": len(tx.branches)}):
                 committed = engine.commit_batch(
                     *(self.app_id, query_id, batch_id, token, tx.branches),
@@ -262,7 +262,7 @@ class Transactional:
                 except TxmqError as refused:
                     what = type(error).__name__
                     log.warning("the micro-batch was not rolled back after %s: %s", what, refused)
-            if not asked:
+            if not called:
                 tx.drop_files()
             raise
         finally:

@@ -45,8 +45,8 @@ class RowByRow:
     """The rows of one operation. ``ready``: fails for a row that the table refuses."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], schema: StructType, ready: Ready) -> None:
-        held = list(batches)
-        self._rows = pa.Table.from_batches(held) if held else None
+        rows = list(batches)
+        self._rows = pa.Table.from_batches(rows) if rows else None
         self._schema = schema
         self._ready = ready
 

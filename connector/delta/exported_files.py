@@ -55,32 +55,32 @@ class DeltaExportedFiles:
                     yield self._logical(batch, add["partitionValues"])
 
     def _logical(self, batch: pa.RecordBatch, partition: dict[str, str | None]) -> pa.RecordBatch:
-        wanted = pa.schema(arrow_type(self._schema))
+        schema = pa.schema(arrow_type(self._schema))
         columns = []
-        for column in wanted:
+        for column in schema:
             field = self._fields[column.name]
             name = physical(field)
             if name in partition and isinstance(field.dataType, TimestampType):
-                held = pa.repeat(_instant(partition[name], self._zone), batch.num_rows)
+                values = pa.repeat(_instant(partition[name], self._zone), batch.num_rows)
             elif name in partition:
-                held = pa.repeat(pa.scalar(partition[name], pa.string()), batch.num_rows)
+                values = pa.repeat(pa.scalar(partition[name], pa.string()), batch.num_rows)
             elif name in batch.schema.names:
-                held = batch.column(name)
-                held = held.view(_renamed(held.type, field.dataType))
+                values = batch.column(name)
+                values = values.view(_renamed(values.type, field.dataType))
             else:
-                held = pa.nulls(batch.num_rows)
-            columns.append(held.cast(column.type))
-        return pa.RecordBatch.from_arrays(columns, schema=wanted)
+                values = pa.nulls(batch.num_rows)
+            columns.append(values.cast(column.type))
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _instant(text: str | None, zone: str) -> pa.Scalar:
     """A timestamp as Delta names a partition by it: in UTC, or as the clocks of ``zone`` show."""
     if text is None or text.endswith("Z"):
         return pa.scalar(text, pa.string()).cast(pa.timestamp("us", "UTC"))
-    shown = pa.scalar(text).cast(pa.timestamp("us"))
+    clock = pa.scalar(text).cast(pa.timestamp("us"))
     # Java takes the first one where the clocks show a time twice
     return pc.assume_timezone(
-        shown, timezone=_arrow_zone(zone), ambiguous="earliest", nonexistent="latest"
+        clock, timezone=_arrow_zone(zone), ambiguous="earliest", nonexistent="latest"
     ).cast(pa.timestamp("us", "UTC"))
 
 

@@ -99,13 +99,13 @@ def decided(spark: SparkSession, context: Mapping[str, object] | None) -> Iterat
 
 
 def _without_temporaries(spark: SparkSession) -> SparkSession:
-    made = spark._jsparkSession.newSession()
+    session = spark._jsparkSession.newSession()
     properties = jvm.new(spark, "java.util.Properties")
     properties.putAll(spark._jsparkSession.conf().getAllAsJava())
-    conf = made.sessionState().conf()
+    conf = session.sessionState().conf()
     conf.clear()
     conf.setConf(properties)
-    return SparkSession(spark.sparkContext, made)
+    return SparkSession(spark.sparkContext, session)
 
 
 @contextlib.contextmanager
@@ -138,11 +138,11 @@ def _enter(session: SparkSession, context: Mapping[str, Any]) -> None:
     """Gives a session what ``context_of`` returned. Raises AnalysisException, for example if the database was
     dropped.
     """
-    wanted: Mapping[str, str] = context["settings"]
+    settings: Mapping[str, str] = context["settings"]
     there = _settings(session)
-    for name in there.keys() - wanted.keys():
+    for name in there.keys() - settings.keys():
         session.conf.unset(name)
-    for name, value in wanted.items():
+    for name, value in settings.items():
         if there.get(name) != value:
             session.conf.set(name, value)
     catalog = session.catalog
@@ -161,8 +161,8 @@ def _settings(spark: SparkSession) -> dict[str, str]:
         }
         return {**found, **{name: str(spark.conf.get(name)) for name in _ALWAYS}}
     conf = spark._jsparkSession.sessionState().conf()
-    held = jvm.field(spark, _VIEWS, "MODULE$").sqlConfigsToProps(conf, "")
-    text = jvm.json_mapper(spark).writeValueAsString(jvm.call(spark, jvm.CONVERTERS, "asJava", held))
+    props = jvm.field(spark, _VIEWS, "MODULE$").sqlConfigsToProps(conf, "")
+    text = jvm.json_mapper(spark).writeValueAsString(jvm.call(spark, jvm.CONVERTERS, "asJava", props))
     return {name: value for name, value in json.loads(str(text)).items() if _decides(name)}
 
 

@@ -55,17 +55,17 @@ class LastCommits:
 
     def of(self, spark: SparkSession, location: str) -> LastCommit | None:
         """The commit if it is still the last one of the table."""
-        known = self._commits.get(location)
-        if known is None:
+        commit = self._commits.get(location)
+        if commit is None:
             return None
         files = TableFiles.at(location)
         # in this order: while the file is the same one, the table is the same one
         if (
-            known.session is spark.sparkContext
-            and files.stamp(commit_file(known.version + 1)) is None
-            and files.stamp(commit_file(known.version)) == known.stamp
+            commit.session is spark.sparkContext
+            and files.stamp(commit_file(commit.version + 1)) is None
+            and files.stamp(commit_file(commit.version)) == commit.stamp
         ):
-            return known
+            return commit
         self._commits.pop(location, None)  # two threads may find it old
         return None
 
@@ -92,12 +92,12 @@ class LastCommits:
             _keep(self._commits, location, commit)
 
 
-def _keep(kept: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+def _keep(cache: dict[_Key, _Value], key: _Key, value: _Value) -> None:
     """As the newest; the oldest one goes if there are too many."""
-    kept.pop(key, None)
-    kept[key] = value
-    if len(kept) > _KEPT:
-        del kept[next(iter(kept))]
+    cache.pop(key, None)
+    cache[key] = value
+    if len(cache) > _KEPT:
+        del cache[next(iter(cache))]
 
 
 def commit_file(version: int) -> str:

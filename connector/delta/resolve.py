@@ -197,14 +197,14 @@ def _in_session_catalog(spark: SparkSession, parts: list[str], commits: LastComm
                 f"append to that path, or CREATE TABLE {name} USING delta LOCATION '{location}'",
             )
         return Table(name, location, "")
-    known = catalog.getTableMetadata(key)
-    identifier = known.identifier()
+    entry = catalog.getTableMetadata(key)
+    identifier = entry.identifier()
     name = quoted([_SESSION_CATALOG, str(identifier.database().get()), str(identifier.table())])
-    provider = str(known.provider().get()).lower() if known.provider().isDefined() else ""
-    kind = "a view" if str(known.tableType().name()) == "VIEW" else f"a table of format {provider or 'hive'}"
+    provider = str(entry.provider().get()).lower() if entry.provider().isDefined() else ""
+    kind = "a view" if str(entry.tableType().name()) == "VIEW" else f"a table of format {provider or 'hive'}"
     if kind != "a table of format delta":
         raise OptionError(f"table {name!r}: it is {kind}", "name a Delta table, or its path")
-    location = _decoded(spark, known.location())
+    location = _decoded(spark, entry.location())
     table_id, metadata, protocol = _look(spark, location, plain_location(location), commits)
     if not table_id:
         raise OptionError(f"table {name!r}: there is no Delta log at {location}", "drop and create the table")

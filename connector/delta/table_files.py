@@ -75,16 +75,16 @@ class TableFiles:
                 if folder == self._root or _durable.get(folder) == found[folder]:
                     break
                 folder = folder.parent
-        wanted = [*files, *found]
-        if not wanted:
+        places = [*files, *found]
+        if not places:
             return
-        with ThreadPoolExecutor(min(len(wanted), _SYNCS)) as pool:  # one flush of the disk serves several
-            for _ in pool.map(sync, wanted):
+        with ThreadPoolExecutor(min(len(places), _SYNCS)) as pool:  # one flush of the disk serves several
+            for _ in pool.map(sync, places):
                 pass
         with _lock:
-            for folder, known in found.items():
+            for folder, names in found.items():
                 _durable.pop(folder, None)  # the one used last is the last one
-                _durable[folder] = known
+                _durable[folder] = names
             while len(_durable) > _KEPT:
                 del _durable[next(iter(_durable))]
 
@@ -184,9 +184,9 @@ def sweep(location: str, attempt: Attempt, unapplied: Callable[[], list[LedgerEn
     files, ours = TableFiles.at(location), _app_directory(attempt)
     numbers = {name: name.partition(".")[0] for name in files.children(ours)}
     old = [name for name, of in numbers.items() if of.isdigit() and 0 < int(of) <= attempt.sequence]
-    kept = {f"{entry.sequence}.{entry.token}" for entry in unapplied()} if old else set()
+    live = {f"{entry.sequence}.{entry.token}" for entry in unapplied()} if old else set()
     for name in old:
-        if name not in kept:
+        if name not in live:
             files.delete(f"{ours}/{name}")
 
 

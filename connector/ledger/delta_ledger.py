@@ -83,8 +83,8 @@ def held_tokens(
     found = tables.resolve(spark, table)
     if not found.exists:
         return set()
-    wanted = spark.createDataFrame([(entry.token,) for entry in entries], "token string")
-    rows = tables.read(spark, found).select("token").join(wanted, "token", "left_semi").distinct().collect()
+    tokens = spark.createDataFrame([(entry.token,) for entry in entries], "token string")
+    rows = tables.read(spark, found).select("token").join(tokens, "token", "left_semi").distinct().collect()
     return {str(row["token"]) for row in rows}
 
 
@@ -95,9 +95,9 @@ def _held_rows(
     if not table.exists:
         return set(), 0
     rows = tables.read(spark, table).where(F.col("app_id") == app_id)
-    wanted = spark.createDataFrame([(entry.token,) for entry in entries], "token string")
-    found = rows.join(wanted, "token", "left_semi").select("token", "log").collect()
-    others = rows.join(wanted, "token", "left_anti").select("token").distinct().count()
+    tokens = spark.createDataFrame([(entry.token,) for entry in entries], "token string")
+    found = rows.join(tokens, "token", "left_semi").select("token", "log").collect()
+    others = rows.join(tokens, "token", "left_anti").select("token").distinct().count()
     return {(str(row["token"]), row["log"]) for row in found}, others
 
 
@@ -136,7 +136,7 @@ class DeltaLedger:
         self._seen: TableMark | None = None  # the table as it was last complete
         self._writing = threading.Lock()
         self._changed = threading.Condition()
-        self._asked = 1  # the first round writes what an earlier process did not write
+        self._rounds = 1  # the first round writes what an earlier process did not write
         self._done = 0
         self._error: BaseException | None = None
         self._closed = False
@@ -282,7 +282,7 @@ class DeltaLedger:
     def notify(self) -> None:
         """A batch was decided."""
         with self._changed:
-            self._asked += 1
+            self._rounds += 1
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> None:
@@ -292,11 +292,11 @@ class DeltaLedger:
             return
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            self._asked += 1
+            self._rounds += 1
             self._error = None
             self._changed.notify_all()
-            wanted = self._asked
-            while self._done < wanted:
+            goal = self._rounds
+            while self._done < goal:
                 if self._error is not None:
                     raise self._error
                 left = deadline - time.monotonic()
@@ -319,10 +319,10 @@ class DeltaLedger:
     def _loop(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._done < self._asked)
+                self._changed.wait_for(lambda: self._closed or self._done < self._rounds)
                 if self._closed:
                     return
-                round_number = self._asked
+                round_number = self._rounds
             error: BaseException | None = None
             try:
                 self.write_missing()

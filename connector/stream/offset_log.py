@@ -112,13 +112,13 @@ class OffsetLog:
     def _logs(self, names: Collection[str]) -> frozenset[str]:
         """The queues of the app and their logs, asked again where ``names`` are not among them."""
         key = str(self._address), self._app_id
-        known = _OWN.get(key)
-        if not known or not known >= set(names):
+        logs = _OWN.get(key)
+        if not logs or not logs >= set(names):
             engine = self._address.engine()
             app = engine.app(self._app_id)
-            known = frozenset(() if app is None else (*app.queues, *engine.logs(app.queues)))
-            _OWN[key] = known
-        return known
+            logs = frozenset(() if app is None else (*app.queues, *engine.logs(app.queues)))
+            _OWN[key] = logs
+        return logs
 
 
 def owner(checkpoint: str, spark: SparkSession) -> str:

@@ -33,7 +33,7 @@ class ReaderLock:
 
     def __init__(self) -> None:
         self.taken = False
-        self._held: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
 
     def __reduce__(self) -> tuple[type[ReaderLock], tuple[()]]:
         return (ReaderLock, ())
@@ -45,7 +45,7 @@ class ReaderLock:
         query when its sources are out of step.
         """
         deadline = time.monotonic() + PATIENCE_S
-        held: list[socket.socket] = []
+        sockets: list[socket.socket] = []
         for queue in sorted(queues):  # sorted, so that two readers never wait for each other
             try:
                 name = _name(broker, app_id, queue)
@@ -54,15 +54,15 @@ class ReaderLock:
             except OSError:
                 break
             if found is None:
-                for one in held:
+                for one in sockets:
                     one.close()
                 raise ResourceLocked(
                     f"queue {queue!r} already has another source of app {app_id!r} in this Spark driver",
                     "use one readStream and its DataFrame twice, as in df.union(df) (one side of a "
                     "self-join renames its columns), or give each query a queue and an appId",
                 )
-            held.append(found)
-        self.taken, self._held = True, held
+            sockets.append(found)
+        self.taken, self._sockets = True, sockets
 
 
 def driver() -> str:

@@ -191,17 +191,17 @@ def _check_properties(kind: T.DataType) -> None:
             f"{', '.join(_PROPERTY_TYPES)}"
         )
     for field in kind.fields:
-        wanted = _PROPERTY_TYPES.get(field.name)
-        if wanted is None:
+        want = _PROPERTY_TYPES.get(field.name)
+        if want is None:
             raise OptionError(
                 f"field {field.name!r} of column 'properties' is unknown; allowed are "
                 f"{', '.join(_PROPERTY_TYPES)}"
             )
         # nullability inside a map does not matter
-        if field.dataType.simpleString() != wanted.simpleString():
-            given, allowed = field.dataType.simpleString(), wanted.simpleString()
+        if field.dataType.simpleString() != want.simpleString():
+            have, allowed = field.dataType.simpleString(), want.simpleString()
             raise OptionError(
-                f"field {field.name!r} of column 'properties' has the type {given}; allowed: {allowed}"
+                f"field {field.name!r} of column 'properties' has the type {have}; allowed: {allowed}"
             )
 
 
@@ -227,16 +227,16 @@ def _encoded(column: pa.StructArray, parent: str) -> pa.Array:
         return _same(parent, len(column))
     names = [column.type.field(index).name for index in range(column.type.num_fields)]
     fields = [_values(name, values) for name, values in zip(names, column.flatten(), strict=True)]
-    known: dict[tuple[object, ...], bytes] = {}  # most rows of a batch share a few sets of properties
+    memo: dict[tuple[object, ...], bytes] = {}  # most rows of a batch share a few sets of properties
     encoded: list[bytes] = []
     for row in zip(*fields, strict=True):
-        data = known.get(row)
+        data = memo.get(row)
         if data is None:
             values = dict(zip(names, row, strict=True))
             values["headers"] = dict(values.get("headers") or ())
             if parent:
                 values["headers"].setdefault(PARENT, parent)
-            data = known[row] = Properties(**values).encode()
+            data = memo[row] = Properties(**values).encode()
         encoded.append(data)
     return pa.array(encoded, pa.binary())
 

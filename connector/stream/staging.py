@@ -174,9 +174,9 @@ def rows_of(
     tasks = max(1, min(len(names), -(-rows // ROWS_PER_READ_TASK)))
 
     def read_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        wanted = [names[index] for batch in batches for index in batch.column(0).to_pylist()]
-        if wanted:
-            yield from address.engine().read_branches(wanted)
+        chosen = [names[index] for batch in batches for index in batch.column(0).to_pylist()]
+        if chosen:
+            yield from address.engine().read_branches(chosen)
 
     return spark.range(0, len(names), 1, tasks).mapInArrow(read_task, schema)
 

@@ -231,8 +231,8 @@ def _asserted(rows: DataFrame, keys: Sequence[str], table: str, compared: Mappin
 def _check_keys(keys: Sequence[str], columns: Sequence[str], table: str) -> None:
     if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
         raise OptionError(f"table {table!r}: keys={keys!r}", "give a list of columns of the rows")
-    known = [column.lower() for column in columns]
-    missing = [key for key in keys if key.lower() not in known]
+    lower = [column.lower() for column in columns]
+    missing = [key for key in keys if key.lower() not in lower]
     if missing:
         raise OptionError(
             f"table {table!r}: keys names {', '.join(missing)}, which the rows do not have",

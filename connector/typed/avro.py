@@ -167,10 +167,10 @@ class AvroSchema:
         if kind in ("record", "error"):
             name = schema["name"]
             if name in sizes:
-                known = sizes[name]
-                if known is None:
+                size = sizes[name]
+                if size is None:
                     raise UnsupportedSchema(f"has the type {name} within itself")
-                return known
+                return size
             sizes[name] = None
             least = sum(self._least(each["type"], sizes, each["name"]) for each in schema["fields"])
             sizes[name] = least
@@ -200,20 +200,20 @@ def _plain(schema: Schema) -> Schema:
         return [_plain(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {name: value for name, value in schema.items() if not name.startswith("__")}
-    logical = made.pop("logicalType", None)
-    kind = made.get("type")
+    plain = {name: value for name, value in schema.items() if not name.startswith("__")}
+    logical = plain.pop("logicalType", None)
+    kind = plain.get("type")
     if isinstance(kind, str):
         if (kind, logical) in _LOGICAL:
-            made["logicalType"] = logical
-        elif kind in ("bytes", "fixed") and logical == "decimal" and _is_decimal(made):
-            made["logicalType"] = _DECIMAL
+            plain["logicalType"] = logical
+        elif kind in ("bytes", "fixed") and logical == "decimal" and _is_decimal(plain):
+            plain["logicalType"] = _DECIMAL
     for name in ("type", "items", "values"):
-        if name in made:
-            made[name] = _plain(made[name])
-    if isinstance(made.get("fields"), list):
-        made["fields"] = [_plain(each) for each in made["fields"]]
-    return made
+        if name in plain:
+            plain[name] = _plain(plain[name])
+    if isinstance(plain.get("fields"), list):
+        plain["fields"] = [_plain(each) for each in plain["fields"]]
+    return plain
 
 
 def _is_decimal(schema: Mapping[str, object]) -> bool:

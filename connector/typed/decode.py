@@ -324,16 +324,16 @@ def _columns_of(
         return list(chosen.faults(parsed, bytes_of(body).cast("string")))
 
     body, parsed = F.col(quoted(column)), F.col(_PARSED)
-    given = bytes_of(body)
-    encoded = F.when(~_any([*unread(body)]), chosen.encoded(given.cast("binary"), given.cast("string")))
+    raw = bytes_of(body)
+    encoded = F.when(~_any([*unread(body)]), chosen.encoded(raw.cast("binary"), raw.cast("string")))
     after = faults(body, parsed)
     value = chosen.value(parsed)
     notes = None
     if rows is not None:
-        held = metrics.of_broken(column), metrics.of_broken(_PARSED)
-        reasons = [*unread(held[0]), *faults(*held)]
-        known = [text for _, text in reasons if isinstance(text, str)] + chosen.reasons() + NO_UTF_8_REASONS
-        notes = metrics.notes_of(_any(after), _first(reasons), known, [column, _PARSED], rows)
+        marks = metrics.of_broken(column), metrics.of_broken(_PARSED)
+        reasons = [*unread(marks[0]), *faults(*marks)]
+        texts = [text for _, text in reasons if isinstance(text, str)] + chosen.reasons() + NO_UTF_8_REASONS
+        notes = metrics.notes_of(_any(after), _first(reasons), texts, [column, _PARSED], rows)
     return _Columns(
         chosen.schema,
         _once(encoded),
@@ -359,17 +359,17 @@ def _registered(
     subject: str | None,
     validate: bool,
 ) -> tuple[Format, WireFormat]:
-    asked = SchemaRegistry.of(registry)
+    client = SchemaRegistry.of(registry)
     if format == "json":
         if subject is not None:
             raise OptionError("decode of json got a subject", "give the columns as schema")
-        return registered_json(df, column, _format(df, schema, format, options), asked, validate)
+        return registered_json(df, column, _format(df, schema, format, options), client, validate)
     if format not in ("avro", "protobuf"):
         raise OptionError(
             f"decode supports no registry for format {format!r}", "it has one for avro, json and protobuf"
         )
     registered = registered_avro if format == "avro" else registered_protobuf
-    return registered(df, column, schema, asked, subject)
+    return registered(df, column, schema, client, subject)
 
 
 def _format(df: DataFrame, schema: Any, format: str, options: Mapping[str, str]) -> Format:

@@ -71,21 +71,21 @@ def encode(
     columns = [F.col(name) for name in ("exchange", "routing_key") if name in df.columns]
     if validate and (format != "json" or registry is None):
         raise OptionError("encode got validate=True, which is for json with a registry", "leave it out")
-    asked = _registry(format, registry, subject)
-    if asked is None and format in ("json", "csv") and schema is not None:
+    client = _registry(format, registry, subject)
+    if client is None and format in ("json", "csv") and schema is not None:
         raise OptionError(f"format {format!r} got a schema, but the columns have their types", "leave it out")
     if options and format in ("avro", "protobuf"):
         raise OptionError(f"encode to {format} got options, but it has none", "leave them out")
     chosen = dict(options or {}) or None  # on Spark Connect an empty map has no type
     if format == "avro":
-        body = _avro(types, value, schema, asked, str(subject))
+        body = _avro(types, value, schema, client, str(subject))
     elif format == "protobuf":
-        body = _protobuf(types, value, schema, asked, str(subject))
+        body = _protobuf(types, value, schema, client, str(subject))
     else:
         body = F.to_json(value, chosen) if format == "json" else F.to_csv(value, chosen)
-        body = body if asked is None else _registered_json(body, schema, asked, str(subject), validate)
+        body = body if client is None else _registered_json(body, schema, client, str(subject), validate)
     # with a registry, an id, and then the value
-    properties = _properties(df, "application/octet-stream" if asked else CONTENT_TYPES[format])
+    properties = _properties(df, "application/octet-stream" if client else CONTENT_TYPES[format])
     with one_clear_error(format):
         encoded = df.select(*columns, body.alias("body"), properties.alias("properties"))
         _ = encoded.schema  # on Spark Connect, nothing is analysed before

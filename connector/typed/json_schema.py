@@ -101,7 +101,7 @@ def checker(schemas: Mapping[int, RegisteredSchema]) -> Callable[[pa.Array, pa.A
     """A function over ids and bodies without them: why a body is not valid (string), or null. It raises
     OptionError for one that takes too long.
     """
-    made: dict[int, Validator] = {}
+    checks: dict[int, Validator] = {}
 
     def checked(ids: pa.Array, bodies: pa.Array) -> pa.Array:
         faults: list[str | None] = []
@@ -109,9 +109,9 @@ def checker(schemas: Mapping[int, RegisteredSchema]) -> Callable[[pa.Array, pa.A
             if body is None or number not in schemas:
                 faults.append(None)
                 continue
-            if number not in made:  # once in a task
-                made[number] = validator(schemas[number])
-            faults.append(fault_of(made[number], body, f"schema id {number}"))
+            if number not in checks:  # once in a task
+                checks[number] = validator(schemas[number])
+            faults.append(fault_of(checks[number], body, f"schema id {number}"))
         return pa.array(faults, pa.string())
 
     return checked
@@ -121,13 +121,13 @@ def _encoder(header: bytes, schema: RegisteredSchema) -> OverArrays:
     """A function over bodies (string): each behind ``header``. It raises OptionError for one that is not
     valid.
     """
-    made = validator(schema)
+    check = validator(schema)
 
     def encoded(bodies: pa.Array) -> pa.Array:
         found = []
         for text in bodies.to_pylist():
             body = text.encode()
-            fault = fault_of(made, body, "the schema")
+            fault = fault_of(check, body, "the schema")
             if fault is not None:
                 raise OptionError(
                     f"a row does not fit the JSON Schema: {fault}", "change the row, or the schema"
@@ -141,12 +141,12 @@ def _encoder(header: bytes, schema: RegisteredSchema) -> OverArrays:
 encoder = once_in_task(_encoder)
 
 
-def fault_of(made: Validator, body: bytes, schema: str) -> str | None:
+def fault_of(check: Validator, body: bytes, schema: str) -> str | None:
     """The first keyword that ``body`` does not satisfy, and where. Raises OptionError if that lasts."""
     try:
         with _limited():
             value = _parsed(body.decode())
-            error = next(made.iter_errors(value), None)
+            error = next(check.iter_errors(value), None)
     except _ValidationTimeout:
         raise OptionError(
             f"a message is validated against {schema} for more than {_LONGEST_S:.0f} s: nothing is decided",

@@ -51,8 +51,8 @@ def change(
     def write() -> None:
         if isinstance(change, Overwrite):
             with isolated(spark, None, context) as session:
-                given = _widened(rows(session), table)
-                writer = given.write.format("delta").mode("overwrite").options(**change.options)
+                source = _widened(rows(session), table)
+                writer = source.write.format("delta").mode("overwrite").options(**change.options)
                 same_table.require(session, table, once)
                 save(writer.option("replaceWhere", change.where), table, once)
             return

@@ -113,13 +113,13 @@ def check_append(
     """
     options, partition_by = writing
     check_columns(table.name, schema, partition_by)
-    known = Known.of(table.metadata, table.location) if table.metadata else None
-    check_void(table.name, schema, known.schema if known else StructType())
+    target = Known.of(table.metadata, table.location) if table.metadata else None
+    check_void(table.name, schema, target.schema if target else StructType())
     found = fit_new(table.name, schema, table.location, partition_by)
-    if known:
+    if target:
         merges = merges_schema(spark, options)
-        known = known.widened(evolved(spark, table, schema, writing) if merges and known.widens else None)
-        found = fit(table.name, schema, known, partition_by, merges=merges)
+        target = target.widened(evolved(spark, table, schema, writing) if merges and target.widens else None)
+        found = fit(table.name, schema, target, partition_by, merges=merges)
     if rehearses:
         rehearse(spark, table, nullable(fitted(no_rows(spark, schema), found).schema), writing)
     return found
@@ -166,17 +166,17 @@ def why_rows(spark: SparkSession, table: Table, schema: StructType, options: Map
         return f"the option {', '.join(others)}"
     if str(spark.conf.get(_STATISTICS, "true")).lower() != "true":
         return f"{_STATISTICS} is off"
-    known = Known.of(table.metadata)
-    for column in known.schema:
+    target = Known.of(table.metadata)
+    for column in target.schema:
         completed = _IDENTITY in column.metadata or _DEFAULT in column.metadata
         if completed or re.search(r"(?i)(?<!var)char\(", str(column.metadata.get(_CHAR, ""))):
             return f"column {column.name!r} is an identity, has a default or is of type CHAR"
     if merges_schema(spark, options):
         try:
-            fit(table.name, schema, known, (), merges=False)
+            fit(table.name, schema, target, (), merges=False)
         except OptionError:
             return "the append adds columns to the table"
-        wide = evolved(spark, table, schema, Writing(options)) if known.widens else None
-        if known.widened(wide) != known:
+        wide = evolved(spark, table, schema, Writing(options)) if target.widens else None
+        if target.widened(wide) != target:
             return "the append widens columns of the table"
     return ""

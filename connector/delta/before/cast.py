@@ -14,20 +14,20 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from connector.sql import arrays, inner_types, literal, nullable, quoted, type_in_sql
 
 
-def same(given: DataType, wanted: DataType) -> bool:
+def same(source: DataType, target: DataType) -> bool:
     """Whether a value needs no cast."""
-    return bool(nullable(given) == nullable(wanted))
+    return bool(nullable(source) == nullable(target))
 
 
-def value(sql: str, given: DataType, wanted: DataType, cast: str = "try_cast", depth: int = 0) -> str:
+def value(sql: str, source: DataType, target: DataType, cast: str = "try_cast", depth: int = 0) -> str:
     """SQL for a value in the type ``wanted``; ``cast`` is the function that casts what is not nested."""
-    if same(given, wanted):
+    if same(source, target):
         return sql
     item = f"item{depth}"
-    if isinstance(given, StructType) and isinstance(wanted, StructType):
-        names = {field.name.lower(): field for field in given}
+    if isinstance(source, StructType) and isinstance(target, StructType):
+        names = {field.name.lower(): field for field in source}
         fields: list[str] = []
-        for field in wanted:
+        for field in target:
             have = names.get(field.name.lower())
             inner = (
                 value(f"{sql}.{quoted(have.name)}", have.dataType, field.dataType, cast, depth)
@@ -36,36 +36,36 @@ def value(sql: str, given: DataType, wanted: DataType, cast: str = "try_cast", d
             )
             fields += [literal(field.name), inner]
         return f"CASE WHEN {sql} IS NOT NULL THEN named_struct({', '.join(fields)}) END"
-    if isinstance(given, ArrayType) and isinstance(wanted, ArrayType):
-        element = value(item, given.elementType, wanted.elementType, cast, depth + 1)
+    if isinstance(source, ArrayType) and isinstance(target, ArrayType):
+        element = value(item, source.elementType, target.elementType, cast, depth + 1)
         return f"transform({sql}, {item} -> {element})"
-    if isinstance(given, MapType) and isinstance(wanted, MapType):
-        key = value(item, given.keyType, wanted.keyType, cast, depth + 1)
-        held = value(item, given.valueType, wanted.valueType, cast, depth + 1)
+    if isinstance(source, MapType) and isinstance(target, MapType):
+        key = value(item, source.keyType, target.keyType, cast, depth + 1)
+        items = value(item, source.valueType, target.valueType, cast, depth + 1)
         keys, values = f"transform(map_keys({sql}), {item} -> {key})", f"map_values({sql})"
-        return f"map_from_arrays({keys}, transform({values}, {item} -> {held}))"
-    return f"{cast}({sql} AS {type_in_sql(wanted)})"
+        return f"map_from_arrays({keys}, transform({values}, {item} -> {items}))"
+    return f"{cast}({sql} AS {type_in_sql(target)})"
 
 
-def castable(sql: str, given: DataType, wanted: DataType, depth: int = 0) -> str:
+def castable(sql: str, source: DataType, target: DataType, depth: int = 0) -> str:
     """SQL that is true if each value within can be cast; "" if that is always so."""
-    if same(given, wanted):
+    if same(source, target):
         return ""
     item = f"item{depth}"
-    if isinstance(given, StructType) and isinstance(wanted, StructType):
-        kinds = {field.name.lower(): field.dataType for field in wanted}
+    if isinstance(source, StructType) and isinstance(target, StructType):
+        kinds = {field.name.lower(): field.dataType for field in target}
         found = [
             castable(f"{sql}.{quoted(field.name)}", field.dataType, kinds[field.name.lower()], depth)
-            for field in given
+            for field in source
             if field.name.lower() in kinds
         ]
         return " AND ".join(f"({each})" for each in found if each)
-    parts = arrays(sql, given)
-    if not parts or type(given) is not type(wanted):
-        return f"{sql} IS NULL OR try_cast({sql} AS {type_in_sql(wanted)}) IS NOT NULL"
+    parts = arrays(sql, source)
+    if not parts or type(source) is not type(target):
+        return f"{sql} IS NULL OR try_cast({sql} AS {type_in_sql(target)}) IS NOT NULL"
     return " AND ".join(
         f"({sql} IS NULL OR forall({array}, {item} -> {condition}))"
-        for (array, have, _), want in zip(parts, inner_types(wanted), strict=True)
+        for (array, have, _), want in zip(parts, inner_types(target), strict=True)
         if (condition := castable(item, have, want, depth + 1))
     )
 

@@ -97,8 +97,8 @@ class StagedFiles:
         """Whether a timestamp that partitions the files has no zone: then it is one of the session's."""
         if not self.metadata.get("partitionColumns"):
             return False
-        held = StructType.fromJson(json.loads(self.metadata["schemaString"]))
-        stamps = {physical(field) for field in held if isinstance(field.dataType, TimestampType)}
+        table = StructType.fromJson(json.loads(self.metadata["schemaString"]))
+        stamps = {physical(field) for field in table if isinstance(field.dataType, TimestampType)}
         return any(
             value and not value.endswith("Z")
             for add in self.files
@@ -215,9 +215,9 @@ def _write(
     )
     chosen = nothing
     if options:
-        given = jvm.call(spark, jvm.PYTHON, "toScalaMap", dict(options))
+        scala = jvm.call(spark, jvm.PYTHON, "toScalaMap", dict(options))
         conf = spark._jsparkSession.sessionState().conf()
-        chosen = jvm.some(spark, jvm.new(spark, f"{jvm.DELTA}.DeltaOptions", given, conf))
+        chosen = jvm.some(spark, jvm.new(spark, f"{jvm.DELTA}.DeltaOptions", scala, conf))
     transaction = jvm.new(spark, f"{jvm.DELTA}.OptimisticTransaction", hidden, nothing, snapshot)
     actions = transaction.writeFiles(rows, chosen)
     return [str(actions.apply(number).json()) for number in range(actions.length())]

@@ -148,11 +148,11 @@ def descriptor_of(schema: Any) -> tuple[str, bytes]:
 def _file(name: str, text: str) -> FileDescriptorProto:
     kind = library().files.FileDescriptorProto
     try:
-        made = kind.FromString(base64.b64decode(text, validate=True))
+        file = kind.FromString(base64.b64decode(text, validate=True))
     except Exception as error:  # of any class, for any damage
         raise UnsupportedSchema(f"is not a schema of Protobuf ({fault_text(error)})") from None
-    made.name = name
-    return made
+    file.name = name
+    return file
 
 
 def _add(
@@ -180,15 +180,15 @@ def _add(
 
 def _known(name: str) -> FileDescriptorProto | None:
     """A file that is not registered, because everybody has it; None if it is not such a one."""
-    made = library().files.FileDescriptorProto()
+    file = library().files.FileDescriptorProto()
     if name == _DECIMAL:
         kinds = library().field
-        made.name, made.package, made.syntax = name, "confluent.type", "proto3"
-        decimal = made.message_type.add(name="Decimal")
+        file.name, file.package, file.syntax = name, "confluent.type", "proto3"
+        decimal = file.message_type.add(name="Decimal")
         fields = (("value", kinds.TYPE_BYTES), ("precision", kinds.TYPE_UINT32), ("scale", kinds.TYPE_INT32))
         for number, (each, kind) in enumerate(fields, 1):
             decimal.field.add(name=each, number=number, type=kind, label=kinds.LABEL_OPTIONAL)
-        return made
+        return file
     found = _KNOWN.fullmatch(name)
     if found is None:
         return None
@@ -196,8 +196,8 @@ def _known(name: str) -> FileDescriptorProto | None:
         module = importlib.import_module(f"{found[1].replace('/', '.')}_pb2")
     except ImportError:  # google.type is a package of its own
         return None
-    module.DESCRIPTOR.CopyToProto(made)
-    return made
+    module.DESCRIPTOR.CopyToProto(file)
+    return file
 
 
 def _indexes(file: FileDescriptorProto, message: str) -> Indexes | None:

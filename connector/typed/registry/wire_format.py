@@ -85,7 +85,7 @@ def wire_format(
             f"decode with a registry needs a binary column, and {column!r} is a string", "give the bytes"
         )
     (row,) = frame.agg(F.collect_set(schema_id(F.col(quoted(column)))).alias("ids")).collect()
-    known = WireFormat()
+    form = WireFormat()
     for number in sorted(row["ids"]):
         schema = registry.serialized(number) if serialized else registry.schema(number)
         if schema is None:
@@ -94,10 +94,10 @@ def wire_format(
             if schema.kind != kind:
                 raise UnsupportedSchema(f"is {schema.kind}, not {kind}")
             check(schema)
-            known.schemas[number] = schema
+            form.schemas[number] = schema
         except UnsupportedSchema as error:
-            known.refused[number] = str(error)
-    return known
+            form.refused[number] = str(error)
+    return form
 
 
 def read_indexes(body: bytes, at: int) -> tuple[Indexes, int]:
@@ -134,8 +134,8 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
 
 def _bytes(number: int) -> bytes:
     rest = number << 1  # none is negative
-    made = bytearray()
+    found = bytearray()
     while rest > 0x7F:
-        made.append(rest & 0x7F | 0x80)
+        found.append(rest & 0x7F | 0x80)
         rest >>= 7
-    return bytes((*made, rest))
+    return bytes((*found, rest))
