@@ -166,11 +166,11 @@ class KafkaAdmin:
     ) -> None:
         """Makes a topic, of ``x-partitions`` and ``x-replication`` (default: the cluster's)."""
         names.require_queue_name(name)
-        given = dict(arguments or {})
-        partitions, replication = (_number(name, given, key) for key in (PARTITIONS, REPLICATION))
+        values = dict(arguments or {})
+        partitions, replication = (_number(name, values, key) for key in (PARTITIONS, REPLICATION))
         if not durable:
             raise errors.PreconditionFailed(f"queue {name!r}: a topic of Kafka is always durable")
-        for key in given:
+        for key in values:
             raise errors.PreconditionFailed(
                 f"queue {name!r} has the argument {key!r}, which Kafka does not have",
                 f"use {_INSTEAD[key]}" if key in _INSTEAD else f"use {PARTITIONS} and {REPLICATION}",
@@ -212,9 +212,9 @@ class KafkaAdmin:
                 f"exchange '{name}' cannot have the type {type}: Kafka keeps no message back",
                 "publish at the time itself, or use an embedded broker",
             )
-        given = dict(arguments or {})
+        values = dict(arguments or {})
         self._engine.topology.change(
-            lambda rules, change: rules.declare_exchange(change, name, type, arguments=given)
+            lambda rules, change: rules.declare_exchange(change, name, type, arguments=values)
         )
 
     def delete_exchange(self, name: str) -> None:
@@ -223,17 +223,17 @@ class KafkaAdmin:
     def bind(
         self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
-        given = dict(arguments or {})
+        values = dict(arguments or {})
         self._engine.topology.change(
-            lambda rules, change: rules.bind(change, queue, exchange, routing_key, given), queue
+            lambda rules, change: rules.bind(change, queue, exchange, routing_key, values), queue
         )
 
     def unbind(
         self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
-        given = dict(arguments or {})
+        values = dict(arguments or {})
         self._engine.topology.change(
-            lambda rules, change: rules.unbind(change, queue, exchange, routing_key, given)
+            lambda rules, change: rules.unbind(change, queue, exchange, routing_key, values)
         )
 
     # -- messages --------------------------------------------------------------------------------------------
@@ -252,9 +252,9 @@ class KafkaAdmin:
         return self._engine.commit_branches(token, [staged])
 
 
-def _number(queue: str, given: dict[str, Any], key: str) -> int:
+def _number(queue: str, values: dict[str, Any], key: str) -> int:
     """Takes an argument; 0: it was not given. Raises PreconditionFailed."""
-    value = given.pop(key, 0)
+    value = values.pop(key, 0)
     if value and (not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= _MOST):
         raise errors.PreconditionFailed(
             f"queue {queue!r} has {key}={value!r}", f"give a number from 1 to {_MOST}"

@@ -110,8 +110,8 @@ def shown(settings: Mapping[str, object]) -> dict[str, object]:
     return {name: "***" if _name(name) in SECRETS else value for name, value in settings.items()}
 
 
-def _name(given: str) -> str:
-    name = given.lower().removeprefix(PREFIX)
+def _name(option: str) -> str:
+    name = option.lower().removeprefix(PREFIX)
     return _SAME.get(name, name)
 
 

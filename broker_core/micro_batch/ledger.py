@@ -73,7 +73,7 @@ class Ledger:
             self._keep_release(record)
         else:
             others = [
-                known for known in self._lineages.get(record.app_id, ()) if known.query_id != record.query_id
+                each for each in self._lineages.get(record.app_id, ()) if each.query_id != record.query_id
             ]
             self._undo.item(self._lineages, record.app_id)
             self._lineages[record.app_id] = [*others, record]
@@ -83,14 +83,14 @@ class Ledger:
         gone.
         """
         if isinstance(record, LedgerRecord):
-            known = self._entries.get(record.app_id, {})
-            if record.sequence in known:
-                self._undo.order(known)
-                self._remove_entry(known[record.sequence])
+            found = self._entries.get(record.app_id, {})
+            if record.sequence in found:
+                self._undo.order(found)
+                self._remove_entry(found[record.sequence])
         else:
             self._undo.item(self._lineages, record.app_id)
             self._lineages[record.app_id] = [
-                known for known in self._lineages.get(record.app_id, ()) if known.query_id != record.query_id
+                found for found in self._lineages.get(record.app_id, ()) if found.query_id != record.query_id
             ]
 
     def size(self) -> int:  # for any thread
@@ -167,7 +167,7 @@ class Ledger:
 
     def decision(self, query_id: str, batch_id: int, counts: Callable[[str], bool]) -> Decision:
         """Returns the entry of the batch; None: its query does not decide here, by apps that count."""
-        queries = ((app, each.query_id) for app, known in self._lineages.items() for each in known)
+        queries = ((app, each.query_id) for app, found in self._lineages.items() for each in found)
         apps = [app for app, query in queries if query == query_id and counts(app)]
         entries = (self.entry(MicroBatch(app, query_id, batch_id)) for app in apps)
         return next(filter(None, entries), False) if apps else None
@@ -457,8 +457,8 @@ def public(entry: LedgerRecord, token: str = "") -> LedgerEntry:
         if "skipped" in target:
             continue
         key = canonical([kind, target])
-        known = groups.get(key, (target, [], 0, kind))
-        groups[key] = (target, [*known[1], branch], known[2] + rows, kind)
+        group = groups.get(key, (target, [], 0, kind))
+        groups[key] = (target, [*group[1], branch], group[2] + rows, kind)
     return LedgerEntry(
         app_id=entry.app_id,
         sequence=entry.sequence,

@@ -43,14 +43,14 @@ def newest_of_each_log(app_id: str, entries: Sequence[LedgerEntry]) -> list[Ledg
         raise OptionError(
             "an app resumes behind at least one entry, and each has a token of its own", "give them"
         )
-    kept: list[LedgerEntry] = []
+    newest: list[LedgerEntry] = []
     seen: set[str] = set()
     for entry in reversed(entries):
         own = {log: span for log, span in entry.ranges.items() if log not in seen}
         seen |= own.keys()
         if own or entry is entries[-1]:
-            kept.append(replace(entry, ranges=own))
-    return kept[::-1]
+            newest.append(replace(entry, ranges=own))
+    return newest[::-1]
 
 
 def take_ends(
@@ -89,8 +89,8 @@ def take_ends(
                 logs.claim(log, first, end)
             logs.ack(log, app_id, end, end)
         lineage = 1 + origins.lineage(app_id, [queue])
-        known = OriginRecord(app_id, canonical([queue]), lineage, dict(ends), passed=True, vhost=vhost)
-        origins.keep(sink, known)
+        origin = OriginRecord(app_id, canonical([queue]), lineage, dict(ends), passed=True, vhost=vhost)
+        origins.keep(sink, origin)
 
 
 def take_entries(

@@ -32,18 +32,18 @@ def skip(
 ) -> list[str]:
     """Marks branches as skipped; returns those not skipped before. Raises UnknownTransaction."""
     entry = ledger.at(app_id, sequence)
-    named = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
+    targets = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
     if (
         entry is None
-        or not branches <= set(named)
-        or (entry.applied and not all("skipped" in named[name] for name in branches))
+        or not branches <= set(targets)
+        or (entry.applied and not all("skipped" in targets[name] for name in branches))
     ):
         raise _nothing_waits(app_id, sequence)
-    fresh = [branch for branch in sorted(branches) if "skipped" not in named[branch]]
+    fresh = [branch for branch in sorted(branches) if "skipped" not in targets[branch]]
     if fresh:
-        kept = _noting(entry, {branch: {"skipped": to} for branch in fresh})
-        applied = all("skipped" in target for _, target, _, _ in kept)
-        ledger.replace(sink, replace(entry, branches=kept, applied=applied))
+        noting = _noting(entry, {branch: {"skipped": to} for branch in fresh})
+        applied = all("skipped" in target for _, target, _, _ in noting)
+        ledger.replace(sink, replace(entry, branches=noting, applied=applied))
     return fresh
 
 
@@ -60,11 +60,11 @@ def note(
     """Adds ``name`` to the targets of branches that wait; returns those that did not say ``text`` yet,
     with the time when they said something first. Raises UnknownTransaction.
     """
-    entry, named = _waiting_entry(ledger, app_id, sequence, branches)
+    entry, targets = _waiting_entry(ledger, app_id, sequence, branches)
     fresh = {
-        branch: int(named[branch].get(name, [at_us])[0])
+        branch: int(targets[branch].get(name, [at_us])[0])
         for branch in sorted(branches)
-        if "skipped" not in named[branch] and named[branch].get(name, ["", ""])[1] != text
+        if "skipped" not in targets[branch] and targets[branch].get(name, ["", ""])[1] != text
     }
     if fresh:
         noted = _noting(entry, {branch: {name: [since, text]} for branch, since in fresh.items()})
@@ -74,8 +74,8 @@ def note(
 
 def noted(ledger: Ledger, app_id: str, sequence: int, branches: Set[str], name: str) -> str | None:
     """Returns what branches that wait say under ``name``; None if nothing. Raises UnknownTransaction."""
-    _, named = _waiting_entry(ledger, app_id, sequence, branches)
-    return next((str(named[branch][name][1]) for branch in branches if name in named[branch]), None)
+    _, targets = _waiting_entry(ledger, app_id, sequence, branches)
+    return next((str(targets[branch][name][1]) for branch in branches if name in targets[branch]), None)
 
 
 def _waiting_entry(
@@ -85,10 +85,10 @@ def _waiting_entry(
     if not all of ``branches`` are among them.
     """
     entry = ledger.at(app_id, sequence)
-    named = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
-    if entry is None or entry.applied or not branches <= named.keys():
+    targets = {branch: target for _, target, branch, _ in entry.branches} if entry is not None else {}
+    if entry is None or entry.applied or not branches <= targets.keys():
         raise _nothing_waits(app_id, sequence)
-    return entry, named
+    return entry, targets
 
 
 def mark_mirrored(ledger: Ledger, sink: RecordSink, app_id: str, sequence: int) -> None:

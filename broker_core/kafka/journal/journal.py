@@ -348,11 +348,11 @@ class AppProgress:
         return found
 
     def mark_applied(self, sequence: int, versions: Mapping[str, int]) -> None:
-        named = (value for pair in sorted(versions.items()) for value in pair)
-        self._note([_key(APPLIED, sequence, *named)])
+        flat = (value for pair in sorted(versions.items()) for value in pair)
+        self._note([_key(APPLIED, sequence, *flat)])
 
     def mark_mirrored(self, sequence: int) -> None:
-        below = [_key(MIRRORED, known) for known, *_ in self._of(MIRRORED) if known < sequence]
+        below = [_key(MIRRORED, older) for older, *_ in self._of(MIRRORED) if older < sequence]
         self._note([_key(MIRRORED, sequence)])
         self._journal.forget(below)
 

@@ -251,16 +251,16 @@ def _fast(batches: list[tuple[Head, bytes | memoryview]], start: int, end: int) 
         fields.fill(rows, data, words, starts[rows], ends[rows])
     offsets, timestamps = _numbers([head for head, _ in batches], counts, fields)
 
-    kept = slice(int(np.searchsorted(offsets, start)), int(np.searchsorted(offsets, end)))
+    part = slice(int(np.searchsorted(offsets, start)), int(np.searchsorted(offsets, end)))
     buffer = pa.py_buffer(raw)
     return Records(
-        offsets[kept],
-        timestamps[kept],
-        values=_column(buffer, fields.value[kept], fields.value_length[kept]),
-        keys=_column(buffer, fields.key[kept], fields.key_length[kept])
-        if (fields.key_length[kept] >= 0).any()
+        offsets[part],
+        timestamps[part],
+        values=_column(buffer, fields.value[part], fields.value_length[part]),
+        keys=_column(buffer, fields.key[part], fields.key_length[part])
+        if (fields.key_length[part] >= 0).any()
         else None,
-        headers=_headers(buffer, fields, kept),
+        headers=_headers(buffer, fields, part),
     )
 
 
@@ -296,14 +296,14 @@ def _column(buffer: pa.Buffer, first: Positions, length: Positions) -> pa.Binary
     return spans.take(pa.array(odd, mask=null) if null.any() else pa.array(odd))
 
 
-def _headers(buffer: pa.Buffer, fields: _Fields, kept: slice) -> pa.DictionaryArray | None:
+def _headers(buffer: pa.Buffer, fields: _Fields, rows: slice) -> pa.DictionaryArray | None:
     if (fields.headers_length <= 1).all():
         return None
     # all of them are checked, also those out of range, as the plain form does
     blocks = _column(buffer, fields.headers, fields.headers_length).dictionary_encode()
     for block in blocks.dictionary.to_pylist():
         check_headers(block)
-    return _without_empty(blocks[kept])
+    return _without_empty(blocks[rows])
 
 
 def _without_empty(blocks: pa.DictionaryArray) -> pa.DictionaryArray | None:

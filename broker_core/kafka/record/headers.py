@@ -70,14 +70,14 @@ def of_message(exchange: str, properties: bytes) -> list[Pair]:
     pairs: list[Pair] = [(EXCHANGE, exchange.encode())] if exchange else []
     if not properties:
         return pairs
-    known = Properties.decode(properties)
-    if known.expiration is not None:
+    decoded = Properties.decode(properties)
+    if decoded.expiration is not None:
         raise OptionError(
-            f"a message has the expiration {known.expiration!r}, and Kafka cannot expire single messages",
+            f"a message has the expiration {decoded.expiration!r}, and Kafka cannot expire single messages",
             "leave it out; retention.ms of the topic deletes old messages",
         )
     for header, name in PROPERTIES.items():
-        value = getattr(known, name)
+        value = getattr(decoded, name)
         if value is not None:
             pairs.append((header, str(value).encode()))
     types: dict[str, object] = {}

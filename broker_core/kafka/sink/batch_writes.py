@@ -42,10 +42,10 @@ def commit(
     """Commits a batch write and returns its rows; it may be repeated. Raises MissingBranch, Unroutable,
     TransactionTooLarge, QueueNotFound.
     """
-    named = require(parse(branches), token, None)
+    found = require(parse(branches), token, None)
     if on_unroutable == "fail":
-        require_routable(named)
-    published = [each for each in named if each.receipt.logs]
+        require_routable(found)
+    published = [each for each in found if each.receipt.logs]
     logs = {log for each in published for log in each.receipt.logs}
 
     def write() -> None:
@@ -89,13 +89,13 @@ def _end_everywhere(client: Client, token: str, logs: Collection[TopicPartition]
         epoch.end_again(hanging, commit=commit)
 
 
-def _publish(client: Client, token: str, named: Sequence[NamedBranch]) -> None:
+def _publish(client: Client, token: str, found: Sequence[NamedBranch]) -> None:
     epoch = ProducerEpoch(client, write_id(token))
-    epoch.fence(timeout_ms(named))
+    epoch.fence(timeout_ms(found))
     transaction = epoch.begin()
     try:
-        transaction.join([log for each in named for log in each.receipt.logs])
-        for batches in rounds(client, named):
+        transaction.join([log for each in found for log in each.receipt.logs])
+        for batches in rounds(client, found):
             transaction.append(batches)
         here("kafka.write.published")
         transaction.commit()

@@ -193,9 +193,9 @@ class Decider:
             # 1. what was recorded before, by whom ever
             self._fenced.fence(timeout_ms(named))
             self._decisions.learn(self._refreshed())
-            known = noted(self._ledger, *batch, REFUSED_ROWS)
-            if known is not None:
-                return known
+            there = noted(self._ledger, *batch, REFUSED_ROWS)
+            if there is not None:
+                return there
             # 2. the rows and the record, in one transaction
             won, at_us = require(named, token, None), time.time_ns() // 1000
             require_routable(won)
@@ -288,7 +288,7 @@ def rounds(client: Client, won: Iterable[NamedBranch]) -> Iterator[dict[TopicPar
     """
     chosen = list(won)
     check = staged_branches.Check(chosen)
-    held: dict[TopicPartition, ReadyBatch] = {}
+    heads: dict[TopicPartition, ReadyBatch] = {}
     try:
         for piece in staged_branches.read(client, [each.receipt.place for each in chosen]):
             waiting: dict[TopicPartition, deque[ReadyBatch]] = {}
@@ -296,9 +296,9 @@ def rounds(client: Client, won: Iterable[NamedBranch]) -> Iterator[dict[TopicPar
                 check.take(record)
                 waiting.setdefault(record.log, deque()).append(ReadyBatch(record.value, record.rows))
             while waiting:
-                if held:
-                    yield held
-                held = {log: queue.popleft() for log, queue in waiting.items()}
+                if heads:
+                    yield heads
+                heads = {log: queue.popleft() for log, queue in waiting.items()}
                 waiting = {log: queue for log, queue in waiting.items() if queue}
     except (errors.DataLoss, errors.QueueNotFound) as error:
         raise errors.MissingBranch(
@@ -306,8 +306,8 @@ def rounds(client: Client, won: Iterable[NamedBranch]) -> Iterator[dict[TopicPar
             "again"
         ) from None
     check.finish()
-    if held:
-        yield held
+    if heads:
+        yield heads
 
 
 def end_quietly(transaction: ProducerTransaction) -> None:
@@ -333,21 +333,21 @@ def require_routable(won: Iterable[NamedBranch]) -> None:
         count += each.receipt.unroutable
         examples += each.receipt.examples
     if count:
-        shown = ", ".join(
+        names = ", ".join(
             f"exchange {exchange!r} routing key {key!r}" for exchange, key in examples[:_EXAMPLES]
         )
         raise errors.Unroutable(
-            f"{count} messages of the transaction reach no queue ({shown}); nothing was published. Bind a "
+            f"{count} messages of the transaction reach no queue ({names}); nothing was published. Bind a "
             "queue, or set onUnroutable=drop"
         )
 
 
-def _require_there(client: Client, kept: Sequence[NamedBranch]) -> None:
+def _require_there(client: Client, found: Sequence[NamedBranch]) -> None:
     """Raises MissingBranch where rows that are applied later were deleted, also with their topic: one that
     was made again has other rows at their offsets. A fetch from behind the rows names the topic by its id at
     that time, and its answer has the begin of the log: one request, which seldom brings rows.
     """
-    there = [each for each in kept if each.receipt.records]
+    there = [each for each in found if each.receipt.records]
     ids: dict[str, uuid.UUID] = {}
     behind: dict[TopicPartition, int] = {}
     for branch, receipt in there:
@@ -393,14 +393,14 @@ def _bytes(won: Iterable[NamedBranch]) -> int:
     return sum(each.receipt.size_bytes for each in won)
 
 
-def timeout_ms(named: Iterable[NamedBranch]) -> int:
+def timeout_ms(found: Iterable[NamedBranch]) -> int:
     """Returns how long the transaction of these branches may be open. Raises TransactionTooLarge."""
-    size = _bytes(each for each in named if each.receipt.logs)
-    wanted = max(TIMEOUT_MS, 3 * size // SLOWEST)
-    if wanted > LONGEST_MS:
+    size = _bytes(each for each in found if each.receipt.logs)
+    need = max(TIMEOUT_MS, 3 * size // SLOWEST)
+    if need > LONGEST_MS:
         raise errors.TransactionTooLarge(
             f"a micro-batch that publishes {size} bytes: a transaction of Kafka is open for at most "
             f"{LONGEST_MS // 60_000} minutes, which may be too short",
             "read fewer rows in a batch (maxOffsetsPerTrigger)",
         )
-    return wanted
+    return need

@@ -116,8 +116,8 @@ class Decisions:
         """
         producer = names.producer_of(self.app_id)
         begin = self._client.offsets({self.log: LATEST})[self.log]
-        known = self._client.transaction(producer)
-        if begin < end and (known is None or known.state not in (OPEN, *ENDING)):
+        answer = self._client.transaction(producer)
+        if begin < end and (answer is None or answer.state not in (OPEN, *ENDING)):
             raise hanging_for_ever(producer, self.log, begin)
 
     def consumed(self) -> dict[str, int]:
@@ -144,12 +144,12 @@ class Decisions:
         self._undo.begin()
 
     def _take(self, key: str, record: Record | None) -> None:
-        known = self._records.get(key)
+        before = self._records.get(key)
         if record is None:
-            if isinstance(known, LedgerRecord | LineageRecord):
-                self.ledger.remove(known)
+            if isinstance(before, LedgerRecord | LineageRecord):
+                self.ledger.remove(before)
             self._records.pop(key, None)
-        elif isinstance(record, LedgerRecord | LineageRecord | ReleaseRecord) and record != known:
+        elif isinstance(record, LedgerRecord | LineageRecord | ReleaseRecord) and record != before:
             # an entry that is known may be applied or mirrored in memory: the same one does not come again
             self._records[key] = record
             self.ledger.apply(record)
@@ -163,9 +163,9 @@ class Decisions:
             if record.sequence in applied:
                 mark_applied(ledger, nowhere, app_id, record.sequence, versions.get(record.sequence, {}))
                 continue
-            named = {branch for _, _, branch, _ in record.branches}
+            names = {branch for _, _, branch, _ in record.branches}
             for branch, to in skipped.get(record.sequence, {}).items():
-                if branch in named:
+                if branch in names:
                     skip(ledger, nowhere, app_id, record.sequence, {branch}, to)
             for branch, name, at_us, text in notes.get(record.sequence, ()):
                 with contextlib.suppress(errors.UnknownTransaction):  # all of it is skipped

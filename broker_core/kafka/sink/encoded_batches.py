@@ -155,11 +155,11 @@ def _keys(rows: pa.RecordBatch) -> pa.BinaryArray | None:
     key is the name of the queue, with which all rows would be in one partition.
     """
     exchanges = rows.column("exchange")
-    named = pc.not_equal(exchanges, "")
-    if not pc.any(named).as_py():
+    by_name = pc.not_equal(exchanges, "")
+    if not pc.any(by_name).as_py():
         return None
     keys = rows.column("routing_key").cast(pa.binary())
-    return pc.if_else(named, keys, pa.scalar(None, pa.binary()))
+    return pc.if_else(by_name, keys, pa.scalar(None, pa.binary()))
 
 
 def _headers(rows: pa.RecordBatch) -> pa.DictionaryArray | None:

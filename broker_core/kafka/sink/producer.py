@@ -204,21 +204,21 @@ class ProducerTransaction:
 
 
 # -- ends that Kafka has lost --------------------------------------------------------------------------------
-def outcome(known: TransactionAnswer | None) -> bool | None:
+def outcome(answer: TransactionAnswer | None) -> bool | None:
     """Whether the last transaction was committed; None: it is open, or Kafka has forgotten it."""
-    return None if known is None else _OUTCOMES.get(known.state, _BY_TIMEOUT.get(known.timeout_ms))
+    return None if answer is None else _OUTCOMES.get(answer.state, _BY_TIMEOUT.get(answer.timeout_ms))
 
 
 def last_transaction(client: Client, transactional_id: str) -> TransactionAnswer | None:
     """What the coordinator has of it. One that is open is ended: a fence would abort it, and forget that. It
     is aborted, but for the one of a process that died while it ended another again.
     """
-    known = client.transaction(transactional_id)
-    if known is None or known.state != OPEN:
-        return known
-    again = _BY_TIMEOUT.get(known.timeout_ms)
+    answer = client.transaction(transactional_id)
+    if answer is None or answer.state != OPEN:
+        return answer
+    again = _BY_TIMEOUT.get(answer.timeout_ms)
     bump = again is None and client.transaction_version() >= EPOCH_PER_TRANSACTION
-    client.end_transaction(transactional_id, known.producer, commit=again is True, bump=bump)
+    client.end_transaction(transactional_id, answer.producer, commit=again is True, bump=bump)
     return client.transaction(transactional_id)
 
 
@@ -226,11 +226,11 @@ def open_in(client: Client, logs: Collection[TopicPartition]) -> dict[TopicParti
     """By log, of those in which a transaction is open, of whomever: where it begins, and the end of the
     log.
     """
-    asked = dict.fromkeys(logs, LATEST)
-    if not asked:
+    times = dict.fromkeys(logs, LATEST)
+    if not times:
         return {}
-    begins, ends = client.offsets(asked), client.offsets(asked, Isolation.READ_UNCOMMITTED)
-    return {log: (begins[log], ends[log]) for log in asked if begins[log] < ends[log]}
+    begins, ends = client.offsets(times), client.offsets(times, Isolation.READ_UNCOMMITTED)
+    return {log: (begins[log], ends[log]) for log in times if begins[log] < ends[log]}
 
 
 def hanging_for_ever(transactional_id: str, log: TopicPartition, begin: int) -> errors.KafkaError:
@@ -266,12 +266,12 @@ class LostEnds:
             return
         self._whole.clear()
         # 2. how has it ended?
-        known = last_transaction(self._client, self._epoch.id)
-        commit = outcome(known)
-        if known is not None and commit is not None and open_in(self._client, [self._decisions]):
+        answer = last_transaction(self._client, self._epoch.id)
+        commit = outcome(answer)
+        if answer is not None and commit is not None and open_in(self._client, [self._decisions]):
             # 3. what is open behind a fence is of that transaction alone; the fence remembers its end
             self._epoch.fence(ENDS_AGAIN_MS[commit])
-            logs = self._logs_of_hanging(known.producer.id)
+            logs = self._logs_of_hanging(answer.producer.id)
             # 4. its end again, in all its logs
             if logs:
                 self._epoch.end_again(logs, commit=commit)
@@ -345,12 +345,12 @@ class LostEnds:
     def _hanging(self, logs: Collection[TopicPartition]) -> dict[TopicPartition, Producer]:
         """Returns by log what is open there of this app, if the user may read it."""
         opened = open_in(self._client, logs)
-        known = self._client.transaction(self._epoch.id) if opened else None
+        answer = self._client.transaction(self._epoch.id) if opened else None
         found: dict[TopicPartition, Producer] = {}
         for log, where in opened.items():
             with contextlib.suppress(errors.AccessRefused):
                 producers = {producer for producer, _ in _batches(self._client, log, *where)}
-                mine = [each for each in producers if known is not None and each.id == known.producer.id]
+                mine = [each for each in producers if answer is not None and each.id == answer.producer.id]
                 found.update(dict.fromkeys([log] if mine else (), max(mine, default=Producer(-1, -1))))
         return found
 

@@ -117,20 +117,20 @@ class KafkaSink:
 
     def _app(self, app_id: str) -> _App:
         """Returns the app, its topics made where there are none."""
-        known = self._apps.get(app_id)
-        if known is None:
+        app = self._apps.get(app_id)
+        if app is None:
             topics.ensure(self._client, topics.app(app_id))
             with self._lock:
-                known = self._apps.get(app_id)
-                if known is None:
-                    known = _App(self._client, app_id, self._progress(app_id), self._clean_every_bytes)
-                    self._apps[app_id] = known
-        return known
+                app = self._apps.get(app_id)
+                if app is None:
+                    app = _App(self._client, app_id, self._progress(app_id), self._clean_every_bytes)
+                    self._apps[app_id] = app
+        return app
 
     def _found(self, app_id: str) -> _App | None:
         """Returns the app; None if there is none. For queries, which create nothing."""
-        known = app_id in self._apps or self._client.find_topic(topics.app(app_id).name) is not None
-        return self._app(app_id) if known else None
+        there = app_id in self._apps or self._client.find_topic(topics.app(app_id).name) is not None
+        return self._app(app_id) if there else None
 
     def ledger_id(self, app_id: str) -> str:
         """Returns the id of the topic that holds the app's ledger; one that is made again has another."""
@@ -309,10 +309,10 @@ class KafkaSink:
         return public(last[0]) if last else None
 
     def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
-        kept = newest_of_each_log(app_id, entries)
+        newest = newest_of_each_log(app_id, entries)
         app = self._app(app_id)
         with app.lock:
-            return resume(app.decider.fenced, app.decisions, app.progress, kept)
+            return resume(app.decider.fenced, app.decisions, app.progress, newest)
 
     # -- operators -------------------------------------------------------------------------------------------
     def app(self, app_id: str) -> AppInfo | None:

@@ -288,36 +288,36 @@ def _within(head: Head, data: memoryview, spans: list[Span], log: TopicPartition
 class Check:
     """Whether what was read of the named branches is what their tasks staged."""
 
-    def __init__(self, named: Iterable[NamedBranch]) -> None:
-        self._open = {each.branch.branch: each for each in named if each.receipt.records}
+    def __init__(self, branches: Iterable[NamedBranch]) -> None:
+        self._open = {each.branch.branch: each for each in branches if each.receipt.records}
         self._seen: dict[str, list[int]] = {branch: [] for branch in self._open}
 
     def take(self, record: StagedRecord) -> None:
         """Raises MissingBranch."""
-        named = self._open.get(record.branch)
-        if named is None:
+        entry = self._open.get(record.branch)
+        if entry is None:
             raise errors.MissingBranch(
                 f"a staged record of branch {record.branch!r} is in the place of another one. Nothing "
                 "was published; let Spark run the batch again"
             )
         seen = self._seen[record.branch]
-        if record.headers.get(TOKEN) != named.receipt.token or record.headers.get(NUMBER) != str(len(seen)):
-            raise missing(named.branch, f"is not what was staged: record {len(seen)} has {record.headers}")
+        if record.headers.get(TOKEN) != entry.receipt.token or record.headers.get(NUMBER) != str(len(seen)):
+            raise missing(entry.branch, f"is not what was staged: record {len(seen)} has {record.headers}")
         seen.append(signed(xxhash.xxh3_64_intdigest(record.value)))
-        if len(seen) == named.receipt.records:
-            self._close(named)
+        if len(seen) == entry.receipt.records:
+            self._close(entry)
 
-    def _close(self, named: NamedBranch) -> None:
-        name = named.branch.branch
-        if branch_checksum(self._seen[name]) != named.branch.checksum:
-            raise missing(named.branch, "is not what was staged: its checksum differs")
+    def _close(self, entry: NamedBranch) -> None:
+        name = entry.branch.branch
+        if branch_checksum(self._seen[name]) != entry.branch.checksum:
+            raise missing(entry.branch, "is not what was staged: its checksum differs")
         del self._open[name]
 
     def finish(self) -> None:
         """Raises MissingBranch for a branch that is not whole."""
-        for name, named in self._open.items():
+        for name, entry in self._open.items():
             raise missing(
-                named.branch, f"has {len(self._seen[name])} of {named.receipt.records} staged records"
+                entry.branch, f"has {len(self._seen[name])} of {entry.receipt.records} staged records"
             )
 
 

@@ -98,14 +98,14 @@ class KafkaStaging:
 
     def _stage(self, app_id: str) -> _Stage:
         topic = topics.stage(app_id)
-        known = self._known.get(topic.name)
-        if known is None or time.monotonic() - known.asked > topics.ASKED_S:
+        stage = self._known.get(topic.name)
+        if stage is None or time.monotonic() - stage.asked > topics.ASKED_S:
             found = topics.ensure(self._client, topic)
             largest = self._client.configs(topic.name, topics.LARGEST).get(topics.LARGEST)
             room = int(largest or topics.STAGED_BYTES) - ROOM
-            known = _Stage(topic.name, found.id, len(found.partitions), room, time.monotonic())
-            self._known[topic.name] = known
-        return known
+            stage = _Stage(topic.name, found.id, len(found.partitions), room, time.monotonic())
+            self._known[topic.name] = stage
+        return stage
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         """Stages a branch. Raises OptionError for rows that Kafka cannot carry, TransactionTooLarge,

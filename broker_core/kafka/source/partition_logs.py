@@ -102,8 +102,8 @@ class PartitionLogs:
         return Claimed()
 
     def ack(self, log: str, app_id: str, end: int, kept_from: int | None) -> None:
-        known = self._known(log)
-        if known is not None and end > known:
+        before = self._known(log)
+        if before is not None and end > before:
             self._set(log, end)
 
     def reclaim(self, log: str, app_id: str, ranges: Iterable[Sequence[int]]) -> None:
@@ -112,9 +112,9 @@ class PartitionLogs:
     def record(self, sink: RecordSink) -> None:
         """Adds the acks of this change to it."""
         for queue, acked in self._acked.items():
-            known = self._positions.get(queue)
-            before = {} if known is None else known.acked
-            topic_id = str(self._partitions.topic_id(queue)) if known is None else known.topic_id
+            at = self._positions.get(queue)
+            before = {} if at is None else at.acked
+            topic_id = str(self._partitions.topic_id(queue)) if at is None else at.topic_id
             sink.put(PositionRecord(self._app_id, queue, topic_id, {**before, **acked}))
 
     def _known(self, log: str) -> int | None:

@@ -74,11 +74,11 @@ class PartitionReader:
             following = self._slices[number + 1] if number + 1 < len(self._slices) else None
             yield from self._rows(each, following, record)
 
-    def _rows(self, wanted: Slice, following: Slice | None, record: bool) -> Iterator[pa.RecordBatch]:
-        log, position, end = wanted
+    def _rows(self, part: Slice, following: Slice | None, record: bool) -> Iterator[pa.RecordBatch]:
+        log, position, end = part
         patience = self._client.patience()
         while position < end:
-            asked = position
+            at = position
             position, fetched = self._answer(log, position)
             if fetched is None:
                 return
@@ -91,7 +91,7 @@ class PartitionReader:
             if len(decoded.records):
                 yield rows_of(decoded.records, log, record=record)
             position = decoded.position
-            if position > asked:
+            if position > at:
                 patience.renew()
             else:  # a leader that is new has not caught up yet
                 patience.wait(

@@ -81,10 +81,10 @@ class KafkaSource:
         return found
 
     def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
-        known = [parse_log(log) for log in logs]
-        begins, ends = self._partitions.begins(known), self._partitions.ends(known)
-        first = {log: max(begins[log], (starts or {}).get(str(log), 0)) for log in known}
-        return self._counted({log: (min(first[log], ends[log]), ends[log]) for log in known})
+        parts = [parse_log(log) for log in logs]
+        begins, ends = self._partitions.begins(parts), self._partitions.ends(parts)
+        first = {log: max(begins[log], (starts or {}).get(str(log), 0)) for log in parts}
+        return self._counted({log: (min(first[log], ends[log]), ends[log]) for log in parts})
 
     def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
         origin.check({queue: self.logs([queue]) for queue in queues})
@@ -137,14 +137,14 @@ class KafkaSource:
 
         def compute(claims: Claims, proposal: Proposal) -> Vector:
             require_same_topics(journal.positions, self._partitions, queues)
-            asked = PartitionLogs(self._partitions, app_id, journal.positions, ends)
+            kafka_logs = PartitionLogs(self._partitions, app_id, journal.positions, ends)
             try:
-                end = claims.claim(asked, proposal, *question, committed)
+                end = claims.claim(kafka_logs, proposal, *question, committed)
             except errors.CheckpointMismatch:
                 if START in start.values() or claims.position(app_id) or claims.release_text(app_id, start):
                     raise
                 raise unknown_start(app_id, start) from None
-            asked.record(proposal)
+            kafka_logs.record(proposal)
             return end
 
         end = journal.change(compute, ends[journal.log])
@@ -174,8 +174,8 @@ class KafkaSource:
         """
         again = self.journal(app_id).look(lambda claims: claims.at(app_id, vector))
         acked = ran or not by_spark or self._acked(app_id, vector) == vector
-        known = START not in vector.values() and again is None and acked
-        return CommittedBelow(Ledger() if known else self._decided(app_id), by_spark, ran)
+        certain = START not in vector.values() and again is None and acked
+        return CommittedBelow(Ledger() if certain else self._decided(app_id), by_spark, ran)
 
     def _acked(self, app_id: str, vector: Vector) -> dict[str, int]:
         """Returns what of a vector is acknowledged, as far as memory knows."""
@@ -188,9 +188,9 @@ class KafkaSource:
         committed = self._committed(app_id, end, True, ran)
 
         def compute(claims: Claims, proposal: Proposal) -> None:
-            asked = PartitionLogs(self._partitions, app_id, journal.positions, {})
-            claims.ack(asked, proposal, app_id, end, committed)
-            asked.record(proposal)
+            kafka_logs = PartitionLogs(self._partitions, app_id, journal.positions, {})
+            claims.ack(kafka_logs, proposal, app_id, end, committed)
+            kafka_logs.record(proposal)
 
         journal.change(compute)
         show_lag(self._client, app_id, self._acked(app_id, end))
@@ -204,9 +204,9 @@ class KafkaSource:
         def compute(claims: Claims, proposal: Proposal) -> None:
             position = journal.positions.get(queue)
             if position is not None:
-                asked = PartitionLogs(self._partitions, app_id, journal.positions, {})
+                kafka_logs = PartitionLogs(self._partitions, app_id, journal.positions, {})
                 done = Release(app_id, queue, by, time.time_ns() // 1000, interrupted)
-                claims.note_release(asked, proposal, done, list(position.acked), consumed)
+                claims.note_release(kafka_logs, proposal, done, list(position.acked), consumed)
 
         journal.change(compute)
 
@@ -221,8 +221,8 @@ class KafkaSource:
                     f"app {app_id!r} has claimed nothing of queue {queue!r}",
                     "see `txmq app list` for what it reads",
                 )
-            asked = PartitionLogs(self._partitions, app_id, journal.positions, {})
-            claims.release(asked, proposal, app_id, queue, list(position.acked))
+            kafka_logs = PartitionLogs(self._partitions, app_id, journal.positions, {})
+            claims.release(kafka_logs, proposal, app_id, queue, list(position.acked))
             proposal.drop(PositionRecord, position.key)
 
         journal.change(compute)
@@ -232,9 +232,9 @@ class KafkaSource:
         journal = self.journal(app_id)
 
         def compute(claims: Claims, proposal: Proposal) -> None:
-            asked = PartitionLogs(self._partitions, app_id, journal.positions, {})
-            take_ends(claims.origins, asked, proposal, app_id, entries)
-            asked.record(proposal)
+            kafka_logs = PartitionLogs(self._partitions, app_id, journal.positions, {})
+            take_ends(claims.origins, kafka_logs, proposal, app_id, entries)
+            kafka_logs.record(proposal)
 
         journal.change(compute)
 
@@ -252,10 +252,10 @@ class KafkaSource:
             yield from reader.rows(record=ticket.record)
 
     def browse(self, slices: Slices, *, transaction: bool = False, record: bool = False) -> Rows:
-        known = [Slice(parse_log(log), first, last) for log, first, last in slices]
-        ids = {each.log.topic: self._partitions.topic_id(each.log.topic) for each in known}
-        ends = self._partitions.ends({each.log for each in known})
-        visible = [Slice(log, first, min(last, ends[log])) for log, first, last in known]
+        parts = [Slice(parse_log(log), first, last) for log, first, last in slices]
+        ids = {each.log.topic: self._partitions.topic_id(each.log.topic) for each in parts}
+        ends = self._partitions.ends({each.log for each in parts})
+        visible = [Slice(log, first, min(last, ends[log])) for log, first, last in parts]
         with PartitionReader(self._client, visible, ids, fail_on_data_loss=False) as reader:
             yield from reader.rows(record=record)
 

@@ -98,8 +98,8 @@ def parse_key(key: bytes | str) -> tuple[type[Record], tuple[Any, ...]]:
     if not isinstance(found, list) or not found or found[0] not in _KINDS:
         raise _other_version(f"a key {found!r}")
     kind = _KINDS[found[0]]
-    given = iter(found[1:])
-    return kind, tuple(VHOST if name == _VHOST else next(given, None) for name in kind.KEY)
+    rest = iter(found[1:])
+    return kind, tuple(VHOST if name == _VHOST else next(rest, None) for name in kind.KEY)
 
 
 def kind_of(table: str) -> type[Record]:

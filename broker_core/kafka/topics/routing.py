@@ -76,10 +76,10 @@ class ClusterTopology:
         direct = pc.equal(exchanges, "")
         if not pc.all(direct).as_py():
             self.refresh()
-        wanted = keys.filter(direct).unique().to_pylist()
-        if wanted and copies is not None:
-            wanted += {key for more in copies.keys for key in more}
-        self._know(name for name in wanted if name not in self._rules.queues)
+        names = keys.filter(direct).unique().to_pylist()
+        if names and copies is not None:
+            names += {key for more in copies.keys for key in more}
+        self._know(name for name in names if name not in self._rules.queues)
         return self._rules.route_block(rows, copies)
 
     def target(self, queue_id: QueueId, *, fresh: bool = False) -> Target:
@@ -102,14 +102,14 @@ class ClusterTopology:
             _add_queue(self._rules, name)
 
     def _largest_of(self, name: str) -> int:
-        known = self._largest.get(name)
-        if known is None or time.monotonic() - known[1] > topics.ASKED_S:
+        largest = self._largest.get(name)
+        if largest is None or time.monotonic() - largest[1] > topics.ASKED_S:
             try:
                 value = self._client.configs(name, topics.LARGEST).get(topics.LARGEST)
             except errors.AccessRefused:
                 value = None
-            known = self._largest[name] = int(value or _USUAL_LARGEST), time.monotonic()
-        return known[0]
+            largest = self._largest[name] = int(value or _USUAL_LARGEST), time.monotonic()
+        return largest[0]
 
     # -- records ---------------------------------------------------------------------------------------------
     def refresh(self) -> None:
@@ -202,8 +202,8 @@ def _bind(rules: Rules, record: Record) -> None:
 
 
 def _add_queue(rules: Rules, name: str) -> RoutedTopic:
-    known = rules.queues.get(name)
-    if known is None:
-        known = RoutedTopic(QueueId(len(rules.queues) + 1), name)
-        rules.add_queue(known)
-    return known
+    topic = rules.queues.get(name)
+    if topic is None:
+        topic = RoutedTopic(QueueId(len(rules.queues) + 1), name)
+        rules.add_queue(topic)
+    return topic

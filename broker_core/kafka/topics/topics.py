@@ -59,12 +59,12 @@ class OwnTopic:
         return shlex.join(["kafka-configs.sh", *more, "--alter", *entity, "--add-config", values])
 
 
-def _is(wanted: str) -> Keeps:
-    return lambda value: value == wanted
+def _is(exactly: str) -> Keeps:
+    return lambda value: value == exactly
 
 
-def _at_least(wanted: int) -> Keeps:
-    return lambda value: value is not None and int(value) >= wanted
+def _at_least(least: int) -> Keeps:
+    return lambda value: value is not None and int(value) >= least
 
 
 _COMPACTED = {

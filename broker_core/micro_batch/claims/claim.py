@@ -198,15 +198,15 @@ class Claims:
         lineage = self.origins.lineage(app_id, names) if origin_record is None else origin_record.lineage
         # 3. the range: that of a known claim, or a new one
         begin = _begin(logs, every, acked, origin_record)
-        known = asked_once(self.at(app_id, start, lineage if symbolic else None), committed, self.reads)
-        if known is not None:
-            end, begin = dict(known.end), {log: int(first) for log, (first, _) in known.ranges.items()}
+        before = asked_once(self.at(app_id, start, lineage if symbolic else None), committed, self.reads)
+        if before is not None:
+            end, begin = dict(before.end), {log: int(first) for log, (first, _) in before.ranges.items()}
         else:
             end = dict(begin) if logs.too_few(begin, limit) else logs.cut(begin, limit)
         # 4. room for what is recorded
         if origin_record is not None:
             self.origins.require_room(origin_record, KEPT_SOURCES)
-        if known is None:
+        if before is None:
             self._sources.require_room(app_id, begin, KEPT_SOURCES)
         # 5. own the logs, and record what the start means
         for log, first in begin.items():
@@ -217,7 +217,7 @@ class Claims:
         if acked and committed.by_spark:
             self._ack(logs, sink, app_id, finished, acked, consumed=consumed)
         # 7. add the claim, unless it is known
-        if known is None:
+        if before is None:
             if end == begin:
                 return start
             self._record(logs, sink, app_id, lineage, start, begin, end)
@@ -307,13 +307,13 @@ class Claims:
 
     def by_ranges(self, app_id: str, ranges: Ranges) -> ClaimRecord:
         """Returns the newest claim with these concrete ranges. Raises CheckpointMismatch if there is none."""
-        wanted = {log: [first, last] for log, (first, last) in ranges.items()}
+        spans = {log: [first, last] for log, (first, last) in ranges.items()}
         for claim in reversed(self._by_app.get(app_id, ())):
-            if claim.ranges == wanted:
+            if claim.ranges == spans:
                 return claim
-        self._refuse_released(app_id, wanted)
+        self._refuse_released(app_id, spans)
         raise CheckpointMismatch(
-            f"app {app_id!r} reads {canonical(wanted)}, which is not a range that it claimed"
+            f"app {app_id!r} reads {canonical(spans)}, which is not a range that it claimed"
         )
 
     def record_read(
@@ -396,8 +396,8 @@ class Claims:
     ) -> None:
         """Records a release before it takes place, and where the app is in all that it ends."""
         ended = [claim for claim in self._by_app.get(done.app_id, ()) if claim.ranges.keys() & set(released)]
-        named = {*released, *(log for claim in ended for log in claim.ranges)}
-        self.releases.note(logs, sink, done, named, consumed, self.position(done.app_id))
+        every = {*released, *(log for claim in ended for log in claim.ranges)}
+        self.releases.note(logs, sink, done, every, consumed, self.position(done.app_id))
 
     def release(
         self, logs: Logs, sink: RecordSink, app_id: str, queue: str, released: Collection[str]

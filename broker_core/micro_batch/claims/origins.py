@@ -60,10 +60,10 @@ class Origins:
 
     def require_room(self, entry: OriginRecord, most: int) -> None:
         """Raises NotAllowed: the app has as many, of other queues."""
-        known = self._of.get(entry.app_id, {})
+        entries = self._of.get(entry.app_id, {})
         if (
-            len(known) >= most
-            and entry.queues not in known
+            len(entries) >= most
+            and entry.queues not in entries
             and not self._sharing(entry.app_id, parse(entry.queues))
         ):
             raise too_many(entry.app_id, most)
@@ -86,11 +86,11 @@ class Origins:
 
     def _sharing(self, app_id: str, queues: Iterable[str]) -> list[OriginRecord]:
         """Returns the origins of sets of queues that share a queue with ``queues``."""
-        wanted = set(queues)
+        own = set(queues)
         return [
             entry
             for entry in list(self._of.get(app_id, {}).values())
-            if wanted.intersection(parse(entry.queues))
+            if own.intersection(parse(entry.queues))
         ]
 
     def meaning(
@@ -131,15 +131,15 @@ class Origins:
         fresh: list[str] = []  # queues that the app reads for the first time
         for queue in queues:
             # acked offsets may be behind the ledger: resuming there would publish twice
-            known = {
+            ends = {
                 log: own[log] if log in own else left.get(log) if not sharing else logs.goes_on(log, app_id)
                 for log in names[queue]
             }
-            if all(offset is None for offset in known.values()):
+            if all(offset is None for offset in ends.values()):
                 fresh.append(queue)
             else:
                 resumed |= {
-                    log: logs.first(log) if offset is None else offset for log, offset in known.items()
+                    log: logs.first(log) if offset is None else offset for log, offset in ends.items()
                 }
         if fresh:
             origin.check(names)
@@ -163,11 +163,11 @@ class Origins:
         """Records which symbolic starts lie behind ``vector``, a start where ``finished`` ends: then no
         checkpoint of the app asks for them again.
         """
-        named = {log for entry in list(self._of.get(app_id, {}).values()) for log in entry.start}
+        logs = {log for entry in list(self._of.get(app_id, {}).values()) for log in entry.start}
         for entry in list(self._of.get(app_id, {}).values()):
             if not entry.passed and (
                 any(vector.get(log, 0) > int(first) for log, first in entry.start.items())
-                or (finished is not None and _read_added(finished, entry, named))
+                or (finished is not None and _read_added(finished, entry, logs))
             ):
                 self._put(sink, replace(entry, passed=True))
 
@@ -192,12 +192,12 @@ def too_many(app_id: str, most: int) -> NotAllowed:
     )
 
 
-def _read_added(claim: ClaimRecord, entry: OriginRecord, named: set[str]) -> bool:
+def _read_added(claim: ClaimRecord, entry: OriginRecord, logs: set[str]) -> bool:
     """Returns whether a claim of this origin has messages of a log that was added since it was resolved."""
     return (
         claim.lineage == entry.lineage
         and bool(claim.ranges.keys() & entry.start.keys())
-        and any(first < last for log, (first, last) in claim.ranges.items() if log not in named)
+        and any(first < last for log, (first, last) in claim.ranges.items() if log not in logs)
     )
 
 

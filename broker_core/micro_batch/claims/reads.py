@@ -38,11 +38,11 @@ class Reads:
     def apply(self, record: ReadRecord) -> None:
         """Takes in a durable record; one that is known already changes nothing."""
         batch = (record.query_id, record.batch_id)
-        known = self._by_batch.get(batch, {})
-        if _of(record) in known:
+        of_batch = self._by_batch.get(batch, {})
+        if _of(record) in of_batch:
             return
         self._undo.item(self._by_batch, batch)
-        self._by_batch[batch] = {**known, _of(record): record}
+        self._by_batch[batch] = {**of_batch, _of(record): record}
         reads = self._by_logs.setdefault((record.app_id, record.queues), [])
         self._undo.growth(reads)
         reads.append(record)
@@ -50,15 +50,15 @@ class Reads:
     def remove(self, record: ReadRecord) -> None:
         """Takes back a record that is durably gone; one that is not known changes nothing."""
         batch = (record.query_id, record.batch_id)
-        known = self._by_batch.get(batch, {})
-        if _of(record) not in known:
+        of_batch = self._by_batch.get(batch, {})
+        if _of(record) not in of_batch:
             return
         reads = self._by_logs[(record.app_id, record.queues)]
         at = reads.index(record)
         self._undo.append((reads.insert, at, record))
         del reads[at]
         self._undo.item(self._by_batch, batch)
-        others = {key: other for key, other in known.items() if key != _of(record)}
+        others = {key: other for key, other in of_batch.items() if key != _of(record)}
         if others:
             self._by_batch[batch] = others
         else:
@@ -91,31 +91,31 @@ class Reads:
         """Returns whether exactly these ranges are recorded for (query, batch). Raises CheckpointMismatch for
         other ranges of the same logs, OptionError for those of an earlier batch.
         """
-        wanted = {log: [first, last] for log, (first, last) in ranges.items()}
-        self._require_no_earlier(app_id, query_id, batch_id, wanted)
+        spans = {log: [first, last] for log, (first, last) in ranges.items()}
+        self._require_no_earlier(app_id, query_id, batch_id, spans)
         found = False
         for read in self.of_batch(query_id, batch_id):
-            if read.app_id != app_id or not read.ranges.keys() & wanted.keys():
+            if read.app_id != app_id or not read.ranges.keys() & spans.keys():
                 continue
             require_not_released(read, self._release_text)
-            if read.ranges != wanted:
-                raise other_ranges(read, wanted)
+            if read.ranges != spans:
+                raise other_ranges(read, spans)
             found = True
         return found
 
     def _require_no_earlier(
-        self, app_id: str, query_id: str, batch_id: int, wanted: Mapping[str, list[int]]
+        self, app_id: str, query_id: str, batch_id: int, spans: Mapping[str, list[int]]
     ) -> None:
         """Raises OptionError if an earlier batch of the query has read the ranges. Recorded for this one too,
         they would be what it has to consume, and nothing could be decided any more.
         """
-        newest = sum(end for _, end in wanted.values())
-        for read in reversed(self._by_logs.get((app_id, canonical(sorted(wanted))), ())):
+        newest = sum(end for _, end in spans.values())
+        for read in reversed(self._by_logs.get((app_id, canonical(sorted(spans))), ())):
             if age(read) < newest:
                 return
-            if read.query_id == query_id and read.batch_id < batch_id and read.ranges == wanted:
+            if read.query_id == query_id and read.batch_id < batch_id and read.ranges == spans:
                 raise OptionError(
-                    f"batch {batch_id} of query {query_id} reads {canonical(wanted)}, the range of batch "
+                    f"batch {batch_id} of query {query_id} reads {canonical(spans)}, the range of batch "
                     f"{read.batch_id}: its function uses the frame of another batch, whose rows are consumed",
                     "keep values or a table of the rows between batches, and not the frame",
                 )
@@ -128,8 +128,8 @@ class Reads:
         """
         if not query_id or self.already(app_id, query_id, batch_id, ranges):
             return
-        wanted = {log: [first, last] for log, (first, last) in ranges.items()}
-        newest = ReadRecord(app_id, query_id, batch_id, canonical(sorted(ranges)), wanted, self._vhost)
+        spans = {log: [first, last] for log, (first, last) in ranges.items()}
+        newest = ReadRecord(app_id, query_id, batch_id, canonical(sorted(ranges)), spans, self._vhost)
         self.apply(newest)
         sink.put(newest)
         reads = self._by_logs[(app_id, newest.queues)]
@@ -171,10 +171,10 @@ def require_not_released(read: ReadRecord, release_text: ReleaseText) -> None:
         )
 
 
-def other_ranges(read: ReadRecord, wanted: Mapping[str, object]) -> CheckpointMismatch:
+def other_ranges(read: ReadRecord, spans: Mapping[str, object]) -> CheckpointMismatch:
     return CheckpointMismatch(
         f"batch {read.batch_id} of query {read.query_id} has read {canonical(read.ranges)} and now asks for "
-        f"{canonical(wanted)}: an older or changed checkpoint of app {read.app_id!r} was restored. Use the "
+        f"{canonical(spans)}: an older or changed checkpoint of app {read.app_id!r} was restored. Use the "
         "newest checkpoint, or a new one with onNewCheckpoint=resume"
     )
 

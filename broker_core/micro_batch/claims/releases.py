@@ -43,10 +43,10 @@ class Releases:
 
     def remove(self, note: ReleaseNoteRecord) -> None:
         """Takes back a record that is durably gone; one that is not known changes nothing."""
-        known = self._notes.get(note.app_id, {})
-        if known.get(note.queue) == note:
+        notes = self._notes.get(note.app_id, {})
+        if notes.get(note.queue) == note:
             self._undo.item(self._notes, note.app_id)
-            others = {queue: other for queue, other in known.items() if queue != note.queue}
+            others = {queue: other for queue, other in notes.items() if queue != note.queue}
             if others:
                 self._notes[note.app_id] = others
             else:
@@ -136,8 +136,8 @@ def require_idle(
     """
     left = [f"{claimed} {what} are claimed and not decided"] if claimed else []
     if unapplied:
-        shown = ", ".join(map(str, unapplied[:5])) + (", ..." if len(unapplied) > 5 else "")
-        left.append(f"{len(unapplied)} decided batches are not applied (SEQUENCE {shown})")
+        first = ", ".join(map(str, unapplied[:5])) + (", ..." if len(unapplied) > 5 else "")
+        left.append(f"{len(unapplied)} decided batches are not applied (SEQUENCE {first})")
     if left and not force:
         raise PreconditionFailed(
             f"queue {queue!r} is not released from app {app_id!r}: {' and '.join(left)}",
