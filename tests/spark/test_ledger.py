@@ -16,6 +16,7 @@ from connector.ledger.delta_ledger import DeltaLedger
 from connector.ledger.listener import mirror_offsets
 from tests.progress import GUARD_S, wait_until
 from tests.spark.pipelines import delta_rows, delta_transactions
+from tests.spark.test_source import ADMITTED
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
@@ -30,6 +31,7 @@ def decide(rig: Any, app_id: str, batches: int) -> None:
         engine.commit_batch(app_id, "query", batch_id, opened.token, [])
 
 
+@ADMITTED
 @pytest.mark.parametrize("sync", [pytest.param(True, marks=pytest.mark.soak), False])
 def test_every_batch_has_its_row_with_the_offsets_it_consumed(rig: Any, tmp_path: Path, sync: bool) -> None:
     rig.declare("in", "out")
