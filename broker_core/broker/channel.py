@@ -244,18 +244,18 @@ class Channel:
             tags = list(unacked)
             self._lowest = self.last_tag + 1
         else:
-            tags = [held for held in range(self._lowest, tag + 1) if held in unacked]
+            tags = [each for each in range(self._lowest, tag + 1) if each in unacked]
             self._lowest = tag + 1
         transaction = self.transaction
         if now_us and not transaction:
             transaction.opened_us = now_us
         if self.transactional:
-            taken = [unacked.pop(held) for held in tags]
+            taken = [unacked.pop(each) for each in tags]
             self.marked.update(zip(tags, [(found, outcome) for found in taken], strict=True))
             transaction.settle([_new(Settle, (queue, offset, outcome)) for queue, offset, _ in taken])
             return
-        for held in tags:  # mostly one
-            queue, offset, consumer = unacked.pop(held)
+        for each in tags:  # mostly one
+            queue, offset, consumer = unacked.pop(each)
             transaction.settles.append(_new(Settle, (queue, offset, outcome)))
             if consumer is not None:
                 self._return_credit(consumer, 1)

@@ -78,8 +78,8 @@ class Definitions:
     plain: int = 0  # passwords that were hashed
 
     def skip(self, kind: str, row: Row, why: str, name: str = "") -> None:
-        shown = name or str(row.get("name") or row.get("user") or "")
-        self.skipped.append(Skipped(kind, shown, str(row.get("vhost") or ""), why))
+        label = name or str(row.get("name") or row.get("user") or "")
+        self.skipped.append(Skipped(kind, label, str(row.get("vhost") or ""), why))
 
 
 # -- reading -------------------------------------------------------------------------------------------------
@@ -173,9 +173,9 @@ def _read_members(found: Definitions, kind: str, rows: list[Row], members: tuple
             if own[name] not in _NOTHING and not (name == "type" and _queue_type(row) == own[name]):
                 first.setdefault(name, row)
     for name, row in first.items():
-        named = binding_name(row) if kind == "bindings" else str(row.get("name") or row.get("user"))
+        label = binding_name(row) if kind == "bindings" else str(row.get("name") or row.get("user"))
         why = _WHY.get((kind, name), "nothing here reads it")
-        found.skip(f"{name} of {kind}", row, f"{why} (the first that has it)", named)
+        found.skip(f"{name} of {kind}", row, f"{why} (the first that has it)", label)
 
 
 def _queue_type(row: Row) -> object:
@@ -227,19 +227,19 @@ def _read_user(found: Definitions, row: Row) -> None:
             "limit", row, f"{limit!r} of one user: serve has --user-connections and --user-channels for each"
         )
     try:
-        kept = _hash(found, row)
+        hashed = _hash(found, row)
     except OptionError as error:
         found.skip(
             "password", row, f"{error.summary}: nobody logs in until `txmq user passwd {name}` sets one"
         )
-        kept = passwords.unmatched()
-    if name == DEFAULT_USER and passwords.is_right(DEFAULT_USER, kept):
+        hashed = passwords.unmatched()
+    if name == DEFAULT_USER and passwords.is_right(DEFAULT_USER, hashed):
         why = "everybody knows it, and RabbitMQ lets it in from its own host alone"
         found.skip("password", row, f"{why}: nobody logs in until `txmq user passwd {name}` sets another one")
-        kept = passwords.unmatched()
+        hashed = passwords.unmatched()
     if found.plain > PASSWORDS:
         raise OptionError(f"definitions have more than {PASSWORDS} passwords without a hash", "divide them")
-    found.users.append(UserRecord(name, kept, sorted(set(tags) & set(TAGS))))
+    found.users.append(UserRecord(name, hashed, sorted(set(tags) & set(TAGS))))
     return None
 
 
@@ -258,10 +258,10 @@ def _hash(found: Definitions, row: Row) -> str:
         raise OptionError("it is no text")
     if text:
         raise OptionError("both password and password_hash are given")
-    known = found.target.hashes.get(name)
+    stored = found.target.hashes.get(name)
     found.plain += 1
-    if known is not None and passwords.is_right(plain, known):
-        return known  # the same import again changes nothing
+    if stored is not None and passwords.is_right(plain, stored):
+        return stored  # the same import again changes nothing
     return passwords.hashed(plain)
 
 

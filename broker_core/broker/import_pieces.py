@@ -22,12 +22,12 @@ from broker_core.core.records import UserRecord
 PIECE = 100  # rows
 
 
-def pieces(found: Definitions, given: Collection[str] = ()) -> Iterator[Definitions]:
+def pieces(found: Definitions, listed: Collection[str] = ()) -> Iterator[Definitions]:
     """In the order in which they are applied: administrators come before who is none any more. ``skipped`` is
     in none of them. ``given``: users whose passwords the users file has.
     """
     kinds = ("permissions", "topic_permissions", "policies", "exchanges", "queues", "bindings")
-    users = sorted(found.users, key=lambda user: not is_administrator(user, given))
+    users = sorted(found.users, key=lambda user: not is_administrator(user, listed))
     rows: list[tuple[str, Any]] = [("vhosts", each) for each in found.vhosts.items()]
     rows += [("users", user) for user in users]
     rows += [(kind, each) for kind in kinds for each in getattr(found, kind)]
@@ -59,14 +59,14 @@ class Needed:
                 users[row["user"]] = self._users[row["user"]]
         for row in piece.bindings:
             source, end = (row["vhost"], row["source"]), (row["vhost"], row["destination"])
-            known = self._queues if row["destination_type"] == "queue" else self._exchanges
+            ready = self._queues if row["destination_type"] == "queue" else self._exchanges
             if source in self._exchanges:
                 exchanges[source] = self._exchanges[source]
-            if end in known:
-                (queues if known is self._queues else exchanges)[end] = known[end]
-        named = {row["vhost"] for kind in (piece.permissions, piece.topic_permissions) for row in kind}
-        named |= {row["vhost"] for kind in (piece.exchanges, piece.queues, piece.bindings) for row in kind}
-        names = {policy.vhost for policy in piece.policies} | named
+            if end in ready:
+                (queues if ready is self._queues else exchanges)[end] = ready[end]
+        used = {row["vhost"] for kind in (piece.permissions, piece.topic_permissions) for row in kind}
+        used |= {row["vhost"] for kind in (piece.exchanges, piece.queues, piece.bindings) for row in kind}
+        names = {policy.vhost for policy in piece.policies} | used
         vhosts = {name: self._found.vhosts[name] for name in sorted(names & self._found.vhosts.keys())}
         return Definitions(
             vhosts=vhosts | piece.vhosts,

@@ -160,35 +160,35 @@ class _Repair:
         self._inbox()
         self._parts()
         self._prepared()
-        self.found.records = [record for kept in self.by_class.values() for record in kept]
+        self.found.records = [record for records in self.by_class.values() for record in records]
         return self.found
 
     # -- one class of records --------------------------------------------------------------------------------
-    def keep(self, kind: type[R], wanted: Callable[[R], bool], what: Callable[[list[R]], str]) -> None:
+    def keep(self, kind: type[R], holds: Callable[[R], bool], what: Callable[[list[R]], str]) -> None:
         """Drops the records that are not ``wanted``."""
-        kept: list[R] = []
+        whole: list[R] = []
         gone: list[R] = []
         for record in self.of(kind):
-            (kept if wanted(record) else gone).append(record)
+            (whole if holds(record) else gone).append(record)
         if gone:
-            self.by_class[kind] = kept
+            self.by_class[kind] = whole
             self.found.journal += [Drop(kind, record.key) for record in gone]
             self.found.done.append(what(gone))
 
     def put(self, old: R | None, new: R) -> None:
-        kept = self.by_class.setdefault(type(new), [])
+        records = self.by_class.setdefault(type(new), [])
         if old is not None:
-            kept.remove(old)
-        kept.append(new)
+            records.remove(old)
+        records.append(new)
         self.found.journal.append(new)
 
     # -- queues ----------------------------------------------------------------------------------------------
     def _queues(self) -> None:
-        known = {queue.queue_id for queue in self.of(QueueRecord)}
+        ids = {queue.queue_id for queue in self.of(QueueRecord)}
         for kind in (ProgressRecord, HoleRecord, DeliveryRecord, MessageIdsRecord, RunRecord):
             self.keep(
                 kind,
-                lambda record: record.queue_id in known,  # type: ignore[attr-defined]
+                lambda record: record.queue_id in ids,  # type: ignore[attr-defined]
                 lambda gone: (
                     f"{len(gone)} records of table {gone[0].TABLE} of queues that do not exist were dropped"
                 ),
@@ -237,8 +237,8 @@ class _Repair:
 
     def _runs(self) -> None:
         def text(gone: list[RunRecord]) -> str:
-            named = _shown(f"{self.logs[run.queue_id].name} at offset {run.first}" for run in gone)
-            return f"{len(gone)} runs of messages that nothing needs any more were dropped ({named})"
+            names = _shown(f"{self.logs[run.queue_id].name} at offset {run.first}" for run in gone)
+            return f"{len(gone)} runs of messages that nothing needs any more were dropped ({names})"
 
         self.keep(
             RunRecord,
@@ -332,9 +332,9 @@ class _Repair:
         }
 
         def text(gone: list[PartRecord]) -> str:
-            named = _shown(f"part {part.part} of branch {part.branch}" for part in gone)
+            names = _shown(f"part {part.part} of branch {part.branch}" for part in gone)
             what = "staged parts of transactions that are over, or whose rows do not exist,"
-            return f"{len(gone)} {what} were dropped ({named})"
+            return f"{len(gone)} {what} were dropped ({names})"
 
         def lacks_rows(part: PartRecord) -> bool:
             return bool(part.block_id) and self.rows.get(part.block_id, -1) < part.rows
@@ -375,9 +375,9 @@ class _Repair:
 
 def _keep_hosts(repair: _Repair) -> None:
     """Makes a virtual host that records name and that has none."""
-    known = {VHOST, *(record.name for record in repair.of(VhostRecord))}
-    named = {record.vhost for kind in _IN_HOSTS for record in repair.of(kind)}
-    for name in sorted(named - known):
+    hosts = {VHOST, *(record.name for record in repair.of(VhostRecord))}
+    used = {record.vhost for kind in _IN_HOSTS for record in repair.of(kind)}
+    for name in sorted(used - hosts):
         repair.put(None, VhostRecord(name, -1, -1, -1))
         repair.found.done.append(f"virtual host '{name}' was made again, without limits: queues are in it")
 
@@ -390,8 +390,8 @@ def _keep_topology(repair: _Repair) -> None:
         return not name or name in PREDECLARED or (vhost, name) in exchanges
 
     def text(gone: Sequence[BindingRecord | ExchangeBindingRecord]) -> str:
-        named = _shown(map(_binding, gone))
-        return f"{len(gone)} bindings of queues or exchanges that do not exist were dropped ({named})"
+        names = _shown(map(_binding, gone))
+        return f"{len(gone)} bindings of queues or exchanges that do not exist were dropped ({names})"
 
     repair.keep(
         BindingRecord,

@@ -194,8 +194,8 @@ class LocalChannel:
             check_properties(properties)
         message = _new(Message, (body, routing_key, exchange, properties))
         source = self._topology.exchanges.get(exchange)
-        known = None if source is None or source.internal else source.known(routing_key)
-        queues = None if properties and has_copies(properties) else known
+        reached = None if source is None or source.internal else source.known(routing_key)
+        queues = None if properties and has_copies(properties) else reached
         if not queues:
             check_text("a routing key", routing_key)
         if queues is None:

@@ -119,17 +119,17 @@ class ChannelCommits:
         once, if no message is checked for room.
         """
         each = bool(transaction.incoming or self._state.virtual_hosts.limited)
-        known: set[int] = set()
+        seen: set[int] = set()
         entries = 0
         for place, (_, queues, _) in enumerate(transaction.publishes):
             whole = len(queues) + (sum(refused.get(queue, 0) for queue in queues) if refused else 0)
-            more = whole if each or id(queues) not in known else 1
+            more = whole if each or id(queues) not in seen else 1
             if entries and entries + more > MANY_ENTRIES:
                 yield place
                 entries, more = 0, whole
-                known.clear()
+                seen.clear()
             entries += more
-            known.add(id(queues))
+            seen.add(id(queues))
 
     @uninterrupted
     def spill(self, transaction: Transaction) -> None:

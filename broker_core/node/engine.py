@@ -98,9 +98,9 @@ class EmbeddedEngine:
         self._local = local
         self._state = state = local.state.of(vhost)
         self._adopt = adopt
-        known = identity or uuid.uuid4().hex  # a broker without a directory is a new one each time
+        name = identity or uuid.uuid4().hex  # a broker without a directory is a new one each time
         # apps of two virtual hosts are different ones, even where they change one table
-        self._identity = known if vhost == VHOST else f"{known}/{quote(vhost, safe='')}"
+        self._identity = name if vhost == VHOST else f"{name}/{quote(vhost, safe='')}"
         self._stamps = partial(local.loaded_block, part=stamps)
         self.batches = batches = MicroBatches(
             state, local.loaded_block, self._stamps, partial(local.loaded_block, part=addresses)
@@ -328,8 +328,8 @@ class EmbeddedEngine:
         inline = rows.num_rows <= INLINE_ROWS and rows.nbytes <= INLINE_BYTES
         info = None if inline else self._local.append(rows)  # 1. the bytes, outside the commit
         here("engine.stage.appended")
-        given = PartRows(info, rows, routed)
-        (staged,) = self._stage(header, part, [given], asked)  # 2. the commit that names them
+        piece = PartRows(info, rows, routed)
+        (staged,) = self._stage(header, part, [piece], asked)  # 2. the commit that names them
         return staged
 
     @uninterrupted
@@ -345,20 +345,20 @@ class EmbeddedEngine:
         with self._local.writing():
             adopted = self._adopt(file) if self._adopt is not None and header.kind == "publish" else []
         here("engine.stage.appended")
-        given, unkept = [], [info.block_id for info, _ in adopted]
+        pieces, unkept = [], [info.block_id for info, _ in adopted]
         try:
             for part, (info, rows) in enumerate(adopted, first):
                 check_part(header, part, rows)
                 routed, kept = self._checked(rows)
                 if kept is rows:
                     unkept.remove(info.block_id)
-                given.append(PartRows(info if kept is rows else self._local.append(kept), kept, routed))
+                pieces.append(PartRows(info if kept is rows else self._local.append(kept), kept, routed))
         except TxmqError:
-            self._forget([*unkept, *(each.stored.block_id for each in given if each.stored is not None)])
+            self._forget([*unkept, *(each.stored.block_id for each in pieces if each.stored is not None)])
             raise
         if unkept:  # the file has BCC
             self._forget(unkept)
-        return self._stage(header, first, given, asked) if given else []
+        return self._stage(header, first, pieces, asked) if pieces else []
 
     def _asked(self) -> Asked:
         """Returns the rights that are asked next: from before the question, so never of a later epoch."""
@@ -374,13 +374,13 @@ class EmbeddedEngine:
         return entering_rows(self._actor.rights, self._state.topology, rows, most, look)
 
     def _stage(
-        self, header: BranchHeader, first: int, given: Sequence[PartRows], asked: Asked
+        self, header: BranchHeader, first: int, pieces: Sequence[PartRows], asked: Asked
     ) -> list[tuple[int, int]]:
-        appended, by = [each.stored.block_id for each in given if each.stored is not None], self._actor
+        appended, by = [each.stored.block_id for each in pieces if each.stored is not None], self._actor
         try:
             staged = self._run(
                 lambda _state, change, now_us: self.batches.stage(
-                    change, header, first, given, now_us, by, asked
+                    change, header, first, pieces, now_us, by, asked
                 )
             )
         except StoreFailed:

@@ -140,9 +140,9 @@ def _row(channel: Channel, holder: ChannelHolder, now_us: int) -> ChannelInfo:
     transaction = channel.transaction
     is_open = channel.transactional and bool(transaction)
     marked = [unacked for unacked, _ in list(channel.marked.values())]
-    held = Counter(each.queue.name for each in [*list(channel.unacked.values()), *marked])
+    counts = Counter(each.queue.name for each in [*list(channel.unacked.values()), *marked])
     consumers = list(channel.consumers.values())
-    held.update({REPLIES[:-1]: each.queue.messages for each in consumers if each.queue.replies})
+    counts.update({REPLIES[:-1]: each.queue.messages for each in consumers if each.queue.replies})
     return ChannelInfo(
         holder.id,
         holder.listener,
@@ -154,7 +154,7 @@ def _row(channel: Channel, holder: ChannelHolder, now_us: int) -> ChannelInfo:
         transaction.messages if is_open else 0,
         len(transaction.settles) if is_open else 0,
         transaction.memory_bytes if is_open else 0,
-        {name: count for name, count in held.items() if count},
+        {name: count for name, count in counts.items() if count},
         tuple(sorted(each.queue.name for each in consumers if not each.queue.replies)),
         _transaction_id(channel, holder) if is_open else "",
     )
@@ -199,8 +199,8 @@ def _names(queue: Queue, prepared: Mapping[str, Transaction]) -> Iterator[str]:
 
 
 def _short(text: str) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= _SHORT else f"{shown[:_SHORT]}..."
+    plain = printable(text)
+    return plain if len(plain) <= _SHORT else f"{plain[:_SHORT]}..."
 
 
 def _time(us: int) -> str:

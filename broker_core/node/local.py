@@ -256,10 +256,10 @@ class LocalBroker(Node):
         def work(state: BrokerState, _change: Change, _now: int) -> str:
             vhosts = state.virtual_hosts.by_name if vhost is None else [vhost]
             keys = [state.names.key(each, xid, of) for each in vhosts]
-            known = [key for key in keys if key in state.prepared.by_key] or list(
+            found = [key for key in keys if key in state.prepared.by_key] or list(
                 filter(state.names.knows, keys)
             )
-            return state.names.outcome((known or keys)[0], since_us)
+            return state.names.outcome((found or keys)[0], since_us)
 
         return self.run(work)
 

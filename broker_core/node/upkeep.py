@@ -65,8 +65,8 @@ class Compaction:
         usage = self._store.segment_usage()
         for segment in usage:
             self._look_at(segment)
-        known = self._state.blocks.by_id
-        self._written = {block_id: count for block_id, count in self._written.items() if block_id in known}
+        blocks = self._state.blocks.by_id
+        self._written = {block_id: count for block_id, count in self._written.items() if block_id in blocks}
         self._sizes = {segment.number: segment.size_bytes for segment in usage if segment.open}
 
     def _look_at(self, segment: SegmentUsage) -> None:
@@ -99,12 +99,12 @@ class Compaction:
         def look(
             state: BrokerState, _change: Change, _now: int, some: Sequence[BlockId]
         ) -> dict[BlockId, tuple[bytes | None, int]]:
-            known = [block_id for block_id in some if block_id in state.blocks.by_id]
+            there = [block_id for block_id in some if block_id in state.blocks.by_id]
             needed: dict[BlockId, tuple[bytes | None, int]] = {
-                block_id: (None, state.blocks.rows(block_id)) for block_id in known
+                block_id: (None, state.blocks.rows(block_id)) for block_id in there
             }
             if segment.kind != "branch":
-                needed.update(state.living_rows(known))
+                needed.update(state.living_rows(there))
             return needed
 
         found: dict[BlockId, tuple[bytes | None, int]] = {}
@@ -405,10 +405,10 @@ class Upkeep:
             failpoint.here("upkeep.seal.written")
 
             def work(state: BrokerState, change: Change, _now: int, block_id: BlockId = block_id) -> bool:
-                known = block_id in state.blocks.by_id
-                if not known:
+                there = block_id in state.blocks.by_id
+                if not there:
                     change.forgets.append(block_id)
-                if not known or block_id not in state.blocks.full:  # another caller has sealed it
+                if not there or block_id not in state.blocks.full:  # another caller has sealed it
                     return False
                 change.seals.append(block_id)
                 change.journal.extend(state.sealing(block_id))

@@ -313,7 +313,7 @@ class Catalog:
         """Writes all puts and drops of the changes, the last one of each key."""
         wide = any(change.wide for change in changes)
         for cls, rows in merged(changes).items():
-            dropped = [key for key, kept in rows.items() if kept is None]
+            dropped = [key for key, value in rows.items() if value is None]
             if wide and any(map(is_wide, dropped)):
                 self._put_in_order(cls, rows)
                 continue

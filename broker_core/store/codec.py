@@ -290,12 +290,12 @@ def encode_change(change: Change) -> Encoded:
     """Encodes a change once; the result is in ``change.encoded``. Raises OptionError: nothing of the change
     may be written.
     """
-    known = change.encoded
+    cached = change.encoded
     journal, messages = change.journal, change.rows
-    if known is not None:
-        assert isinstance(known, Encoded)
-        if known[0] == len(journal) and known[1] == len(messages):
-            return known
+    if cached is not None:
+        assert isinstance(cached, Encoded)
+        if cached[0] == len(journal) and cached[1] == len(messages):
+            return cached
     # of the message before, which is checked: in one transaction they often are the same objects
     number: int | None = None
     at: int | None = None
@@ -370,7 +370,7 @@ def is_wide(key: Row) -> bool:
 
 def is_covered(wide: Row, key: Row) -> bool:
     """Returns whether a wide key means the record with ``key``."""
-    return all(wanted is ANY or wanted == value for wanted, value in zip(wide, key, strict=True))
+    return all(part is ANY or part == value for part, value in zip(wide, key, strict=True))
 
 
 # -- messages of a block -------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class Plan:
     )  # fmt: skip
 
     def __init__(
-        self, changes: Sequence[Change], inbox: Inbox, named: Places, staged: Places, written: Places
+        self, changes: Sequence[Change], inbox: Inbox, places: Places, staged: Places, written: Places
     ) -> None:
         self.rows: list[InboxRow] = []
         self.inbox: dict[BlockId, list[InboxRow]] = {}  # the same rows, by block
@@ -75,7 +75,7 @@ class Plan:
             if found or change.forgets or change.tidy:
                 self._add(change, staged, written)
         if self.rows:
-            self._check_rows(inbox, named)
+            self._check_rows(inbox, places)
         if self.history and not self.rows:
             raise ValueError("a group has a history to keep beside its rows, and no rows")
         for block_id in self.sealed:
@@ -96,7 +96,7 @@ class Plan:
         self.sealed += change.seals
         self.forgotten += change.forgets
 
-    def _check_rows(self, inbox: Inbox, named: Places) -> None:
+    def _check_rows(self, inbox: Inbox, places: Places) -> None:
         rows = self.rows
         self.carried = rows[-1][2]  # rows are in commit order
         block_id = rows[0][0]
@@ -111,7 +111,7 @@ class Plan:
             for row, expected in zip(rows, range(first, end)):
                 if row[1] != expected:
                     raise ValueError(f"row {row[1]} of block {block_id} is not the next one, {expected}")
-            if end > MAX_ROWS or block_id in named:
+            if end > MAX_ROWS or block_id in places:
                 raise ValueError(f"block {block_id} takes no more rows behind row {first}")
 
 
@@ -261,11 +261,11 @@ class DurableStore:
         """Writes the transaction of one commit. Returns the segments that nothing needs after it."""
         catalog, segments = self._catalog, self._segments
         rows = pack_group(plan.rows, plan.history)
-        known = self._sequence if self._sequence > plan.carried else plan.carried
+        last = self._sequence if self._sequence > plan.carried else plan.carried
         if (
             plan.only_messages
             and len(rows) == 1
-            and plan.sequence <= known
+            and plan.sequence <= last
             and not (segments.closed or segments.idle)
         ):
             failpoint.here("store.commit.executed")
@@ -273,13 +273,13 @@ class DurableStore:
             catalog.put_inbox(rows)
             return []
         catalog.begin()
-        idle = self._execute(rows, encoded, plan, known)
+        idle = self._execute(rows, encoded, plan, last)
         failpoint.here("store.commit.executed")
         catalog.commit()
         return idle
 
     def _execute(
-        self, rows: Sequence[Packed], encoded: Sequence[Encoded], plan: Plan, known: CommitSequence
+        self, rows: Sequence[Packed], encoded: Sequence[Encoded], plan: Plan, last: CommitSequence
     ) -> list[int]:
         catalog, segments = self._catalog, self._segments
         catalog.put_inbox(rows)
@@ -294,8 +294,8 @@ class DurableStore:
         for number in idle:
             catalog.drop_segment(number)
             self._named_segments.discard(number)
-        if emptied or plan.sequence > known:
-            catalog.set_meta(sequence=max(plan.sequence, known))
+        if emptied or plan.sequence > last:
+            catalog.set_meta(sequence=max(plan.sequence, last))
         if plan.forgotten or idle:
             catalog.set_meta(next_block_id=self._next_block_id, next_segment=segments.next_number)
         return idle
@@ -368,8 +368,8 @@ class DurableStore:
         with self._lock:
             before = self._written.get(block_id)
             self._written[block_id] = place
-            kept = {place.segment, self._places.get(block_id, place).segment}
-        if before is not None and before.segment not in kept:
+            in_use = {place.segment, self._places.get(block_id, place).segment}
+        if before is not None and before.segment not in in_use:
             self._segments.release(before.segment, block_id)
 
     # Reading
@@ -397,11 +397,11 @@ class DurableStore:
     def read(self, block_id: BlockId) -> pa.RecordBatch:
         # a move or forget may delete the file after its place is found and before it is opened
         for _ in range(3):
-            known = self._cache.get(block_id)
-            if known is None:
-                known = self._read_open(block_id)
-            if known is not None:
-                return known
+            rows = self._cache.get(block_id)
+            if rows is None:
+                rows = self._read_open(block_id)
+            if rows is not None:
+                return rows
             place = self._place(block_id)
             try:
                 block, size_bytes = self._segments.read(block_id, place)
@@ -438,9 +438,9 @@ class DurableStore:
             rows = self._inbox.get(block_id)
             if rows is None:
                 return None
-            known = self._open_block
-            if known is not None and known[0] == block_id and known[1].num_rows == len(rows):
-                return known[1]
+            opened = self._open_block
+            if opened is not None and opened[0] == block_id and opened[1].num_rows == len(rows):
+                return opened[1]
             rows = list(rows)
         block = merged_block(rows)
         self._open_block = (block_id, block)

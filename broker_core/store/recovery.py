@@ -100,8 +100,8 @@ def _recovered(directory: Path, catalog: Catalog, roll_bytes: int) -> Recovered:
     catalog.commit()
     failpoint.here("store.recovery.committed")
     catalog.lay_out_log()
-    named = {number for number in live if live[number]}
-    return Recovered(catalog, meta._replace(next_block_id=next_block_id), segments, places, named)
+    used = {number for number in live if live[number]}
+    return Recovered(catalog, meta._replace(next_block_id=next_block_id), segments, places, used)
 
 
 def _closed_size(path: Path, end: int, *, cut: bool) -> int:

@@ -27,10 +27,10 @@ class Reserve:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._size = FILES if hard == resource.RLIM_INFINITY else max(1, min(FILES, hard // _SHARE))
         self._lock = threading.Lock()
-        self._held = [os.open(os.devnull, os.O_RDONLY)]
+        self._files = [os.open(os.devnull, os.O_RDONLY)]
         with contextlib.suppress(OSError):
-            while len(self._held) < self._size:
-                self._held.append(os.dup(self._held[0]))
+            while len(self._files) < self._size:
+                self._files.append(os.dup(self._files[0]))
 
     def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
         """As ``os.open``."""
@@ -44,24 +44,24 @@ class Reserve:
     def close(self, descriptor: int) -> None:
         """Closes a file of the store."""
         with self._lock:
-            if 0 < len(self._held) < self._size:
+            if 0 < len(self._files) < self._size:
                 with contextlib.suppress(OSError):
-                    os.dup2(self._held[0], descriptor, inheritable=False)
-                    self._held.append(descriptor)
+                    os.dup2(self._files[0], descriptor, inheritable=False)
+                    self._files.append(descriptor)
                     return
         os.close(descriptor)
 
     def _give_up_one(self) -> bool:
         """Closes one; another thread may be faster to use it. The first one stays, to make others of it."""
         with self._lock:
-            if len(self._held) < 2:
+            if len(self._files) < 2:
                 return False
-            os.close(self._held.pop())
+            os.close(self._files.pop())
             return True
 
     def release(self) -> None:
         with self._lock:
-            held, self._held = self._held, []
-        for descriptor in held:
+            files, self._files = self._files, []
+        for descriptor in files:
             with contextlib.suppress(OSError):
                 os.close(descriptor)

@@ -16,19 +16,19 @@ from broker_core.core.records import UserRecord
 T = TypeVar("T")
 
 
-def administered(users: Mapping[str, UserRecord], given: Collection[str]) -> bool:
+def administered(users: Mapping[str, UserRecord], listed: Collection[str]) -> bool:
     """``users``: those of the catalog; ``given``: those of ``--users``, whose passwords hold. Without any,
     the default user is one.
     """
-    if not users or any(name not in users for name in given):
+    if not users or any(name not in users for name in listed):
         return True
-    return any(is_administrator(each, given) for each in users.values())
+    return any(is_administrator(each, listed) for each in users.values())
 
 
-def is_administrator(user: UserRecord, given: Collection[str] = ()) -> bool:
+def is_administrator(user: UserRecord, listed: Collection[str] = ()) -> bool:
     """Whether it has the tag and a password."""
     return ADMINISTRATOR in user.tags and (
-        user.name in given or not passwords.is_unmatched(user.password_hash)
+        user.name in listed or not passwords.is_unmatched(user.password_hash)
     )
 
 
@@ -41,9 +41,9 @@ def keep_one(users: Users, change: Callable[[], T]) -> T:
     return done
 
 
-def require_one(users: Mapping[str, UserRecord], given: Collection[str]) -> None:
+def require_one(users: Mapping[str, UserRecord], listed: Collection[str]) -> None:
     """Raises OptionError."""
-    if not administered(users, given):
+    if not administered(users, listed):
         raise OptionError(
             "no administrator who can log in would be left",
             "first give another user, who has a password, the tag: `txmq user tag NAME administrator`",

@@ -118,10 +118,10 @@ class Rights:
         if now.patterns is None:
             return False
         key = (permission, "", name)
-        known = now.answers.get(key)
-        if known is None:
-            known = _keep(now, key, matches(now.patterns[permission], name))
-        return known
+        answer = now.answers.get(key)
+        if answer is None:
+            answer = _keep(now, key, matches(now.patterns[permission], name))
+        return answer
 
     def require(self, permission: Permission, kind: Kind, name: str) -> None:
         """Raises AccessRefused, with RabbitMQ's text."""
@@ -144,13 +144,13 @@ class Rights:
         if record is None:
             return
         key = (permission, exchange, routing_key)
-        known = now.answers.get(key)
-        if known is None:
+        answer = now.answers.get(key)
+        if answer is None:
             pattern = record.write if permission == "write" else record.read
             for name, value in (("{username}", self.user), ("{vhost}", self.vhost)):
                 pattern = pattern.replace(name, re.escape(value))
-            known = _keep(now, key, matches(pattern, routing_key))
-        if not known:
+            answer = _keep(now, key, matches(pattern, routing_key))
+        if not answer:
             raise AccessRefused(
                 f"access to topic '{routing_key}' in exchange '{exchange}' in vhost '{self.vhost}' "
                 f"refused for user '{self.user}'"

@@ -296,27 +296,27 @@ class Branches:
 
     def require(self, token: str, branches: Sequence[StagedBranch]) -> list[PartRecord]:
         """Returns the parts of the named branches, each complete and named once. Raises MissingBranch."""
-        for name, times in Counter(named.branch for named in branches).items():
+        for name, times in Counter(each.branch for each in branches).items():
             if times > 1:
                 raise MissingBranch(
                     f"branch {name_in(name)} is named {times} times in one commit, which would publish its "
                     f"rows {times} times. Nothing was done; name the branch of each task once"
                 )
         parts: list[PartRecord] = []
-        for named in branches:
-            found = self.parts(named.branch)
+        for each in branches:
+            found = self.parts(each.branch)
             rows = sum(part.rows for part in found)
-            if named.rows == rows == 0 and not found:
+            if each.rows == rows == 0 and not found:
                 continue  # an empty task stages nothing
             if (
                 any(part.token != token for part in found)
                 or [part.part for part in found] != list(range(len(found)))
-                or rows != named.rows
-                or branch_checksum(part.checksum for part in found) != named.checksum
+                or rows != each.rows
+                or branch_checksum(part.checksum for part in found) != each.checksum
             ):
                 raise MissingBranch(
-                    f"branch {name_in(named.branch)} of partition {named.partition} should have "
-                    f"{named.rows} rows under token {name_in(token)}, but {rows} are staged; "
+                    f"branch {name_in(each.branch)} of partition {each.partition} should have "
+                    f"{each.rows} rows under token {name_in(token)}, but {rows} are staged; "
                     "the batch was dropped, or the token belongs to another one. Let Spark run it again"
                 )
             parts += found
@@ -338,11 +338,11 @@ class Branches:
                 found = block.select(["exchange", "routing_key"]).take(pa.array(rows[:_EXAMPLES])).to_pylist()
                 examples += [(row["exchange"], row["routing_key"]) for row in found]
         if count:
-            shown = ", ".join(
+            names = ", ".join(
                 f"exchange {exchange!r} routing key {key!r}" for exchange, key in examples[:_EXAMPLES]
             )
             raise Unroutable(
-                f"{count} messages of the transaction reach no queue ({shown}); nothing was published. "
+                f"{count} messages of the transaction reach no queue ({names}); nothing was published. "
                 "Bind a queue, or set onUnroutable=drop"
             )
 
@@ -377,12 +377,12 @@ class Branches:
         for branch in list(self._by_token.get(token, ())):
             self.free(state, change, branch)
 
-    def settle(self, state: BrokerState, change: Change, token: str, kept: set[str]) -> None:
+    def settle(self, state: BrokerState, change: Change, token: str, staying: set[str]) -> None:
         """Ends a decided attempt: its branches in ``kept`` stay until they are applied; those of failed and
         speculative tasks are dropped.
         """
         self._close(change, token)
-        for branch in self._by_token.get(token, set()) - kept:
+        for branch in self._by_token.get(token, set()) - staying:
             self.free(state, change, branch)
 
     def free(self, state: BrokerState, change: Change, branch: str) -> None:

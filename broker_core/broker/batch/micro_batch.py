@@ -117,7 +117,7 @@ class MicroBatches:
         change: Change,
         header: BranchHeader,
         first: int,
-        given: Sequence[PartRows],
+        pieces: Sequence[PartRows],
         now_us: int,
         actor: Actor = OWNER,
         asked: Asked = None,
@@ -130,11 +130,11 @@ class MicroBatches:
         """
         header = self.owners.own_header(actor, header)
         self.owners.require_attempt(change, actor, header)
-        unkept = {each.stored.block_id for each in given if each.stored is not None}
-        known = [self._known(header, part, each.rows) for part, each in enumerate(given, first)]
+        unkept = {each.stored.block_id for each in pieces if each.stored is not None}
+        known = [self._known(header, part, each.rows) for part, each in enumerate(pieces, first)]
         staged = [
             self._part(header, part, each) if before is None else before
-            for part, (each, before) in enumerate(zip(given, known, strict=True), first)
+            for part, (each, before) in enumerate(zip(pieces, known, strict=True), first)
         ]
         new = [record for record, before in zip(staged, known, strict=True) if before is None]
         for superseded in self.branches.superseded(header, sum(map(taken, new)), actor.user):
@@ -162,9 +162,9 @@ class MicroBatches:
             )
         return staged
 
-    def _part(self, header: BranchHeader, part: int, given: PartRows) -> PartRecord:
+    def _part(self, header: BranchHeader, part: int, piece: PartRows) -> PartRecord:
         self._require_open(header)
-        stored, rows, routing = given
+        stored, rows, routing = piece
         return PartRecord(
             branch=header.branch,
             part=part,
@@ -232,21 +232,21 @@ class MicroBatches:
         # 2. every check, before anything changes
         token, branches = self.owners.own(actor, token), self.owners.own_branches(actor, branches)
         self.owners.require_token(token, batch)
-        named = self.branches.require(token, branches)
+        parts = self.branches.require(token, branches)
         ranges = self._ranges_read(batch)
-        self._rights.require(actor.rights, token, named, ranges)
+        self._rights.require(actor.rights, token, parts, ranges)
         self.ledger.require_ranges(batch, ranges, self._settled)
-        transaction, published = self._gather(name_in(token), named, on_unroutable, now_us)
+        transaction, published = self._gather(name_in(token), parts, on_unroutable, now_us)
         transaction.decided = True
         transaction.consumed, messages = self._consumed(ranges)
         # 3. publish, consume, decide: one change
         sequence = self._state.transactions.commit(change, transaction, now_us).sequence
-        self.branches.published(self._state, change, named)
+        self.branches.published(self._state, change, parts)
         decided = self.ledger.new_entry(
             batch,
             token,
             ranges,
-            _to_apply(named),
+            _to_apply(parts),
             messages=messages,
             published=published,
             committed_at=now_us,
@@ -272,15 +272,15 @@ class MicroBatches:
         return ranges
 
     def _gather(
-        self, name: str, named: Sequence[PartRecord], on_unroutable: OnUnroutable, now_us: int
+        self, name: str, parts: Sequence[PartRecord], on_unroutable: OnUnroutable, now_us: int
     ) -> tuple[StagedTransaction, int]:
         """Returns the transaction that publishes what was staged, and how many messages reach a queue. Raises
         Unroutable.
         """
         if on_unroutable == "fail":
-            self.branches.require_routable(self._state, named, self._read)
+            self.branches.require_routable(self._state, parts, self._read)
         transaction = StagedTransaction(name, now_us)
-        return transaction, self.branches.gather(self._state, named, transaction)
+        return transaction, self.branches.gather(self._state, parts, transaction)
 
     def _settled(self, log: str, start: int | None, end: int) -> bool:
         """Returns whether everything between two offsets is settled; None: all that is claimed below."""
@@ -326,9 +326,9 @@ class MicroBatches:
             raise TransactionState(f"batch write {name_in(token)} was rolled back; write the DataFrame again")
         if branches and self.branches.attempt(token) is None:
             state.names.outcomes.require_known(name, 0)
-        named = self.branches.require(token, branches)
-        self._rights.require(actor.rights, token, named)
-        transaction, _ = self._gather(name, named, on_unroutable, now_us)
+        parts = self.branches.require(token, branches)
+        self._rights.require(actor.rights, token, parts)
+        transaction, _ = self._gather(name, parts, on_unroutable, now_us)
         state.transactions.commit(change, transaction, now_us)
         self.branches.drop(state, change, token)
         state.users.disown_write(change, self.vhost, token)
@@ -398,9 +398,9 @@ class MicroBatches:
         batch = app_id, sequence, set(branches)
         recorded = noted(self.ledger, *batch, REFUSED_ROWS)
         if recorded is None:
-            named = self.branches.require(token, staged)
-            self._rights.require(actor.rights, token, named)
-            transaction, _ = self._gather(write_key(self.vhost, token), named, "fail", now_us)
+            parts = self.branches.require(token, staged)
+            self._rights.require(actor.rights, token, parts)
+            transaction, _ = self._gather(write_key(self.vhost, token), parts, "fail", now_us)
             self._state.transactions.commit(change, transaction, now_us)
             note(self.ledger, change, *batch, REFUSED_ROWS, now_us, rows)
         self.branches.drop(self._state, change, token)
@@ -446,11 +446,11 @@ class MicroBatches:
         self.ledger.release(change, queue, self._state.numbers.sequence)
 
 
-def _to_apply(named: Sequence[PartRecord]) -> list[list[object]]:
+def _to_apply(parts: Sequence[PartRecord]) -> list[list[object]]:
     """Returns one row per branch that is applied after the decision, whatever the number of its parts."""
     rows: dict[str, int] = {}
     last: dict[str, PartRecord] = {}
-    for part in named:
+    for part in parts:
         if part.kind != "publish":
             rows[part.branch] = rows.get(part.branch, 0) + part.rows
             last[part.branch] = part

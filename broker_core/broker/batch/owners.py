@@ -76,8 +76,8 @@ class AppOwners:
         return found[0] if found else own
 
     def _exists(self, app_id: str) -> bool:
-        known = (self._claims, self._ledger, self._branches)
-        return any(each.knows(app_id) for each in known) or any(
+        rules = (self._claims, self._ledger, self._branches)
+        return any(each.knows(app_id) for each in rules) or any(
             queue.owner == app_id for queue in self._state.topology.queues.values()
         )
 
@@ -146,10 +146,10 @@ class AppOwners:
 
     def require_token(self, token: str, batch: MicroBatch) -> None:
         """Raises CheckpointMismatch if the token is that of another batch, open or decided."""
-        for known in (self._branches.attempt(token), self._ledger.by_token(token)):
-            if known is not None and (known.app_id, known.query_id, known.batch_id) != batch:
+        for other in (self._branches.attempt(token), self._ledger.by_token(token)):
+            if other is not None and (other.app_id, other.query_id, other.batch_id) != batch:
                 raise CheckpointMismatch(
-                    f"token {name_in(token)} was opened for batch {known.batch_id} of app {known.app_id!r}, "
+                    f"token {name_in(token)} was opened for batch {other.batch_id} of app {other.app_id!r}, "
                     f"not for batch {batch.batch_id} of {batch.app_id!r}"
                 )
 

@@ -31,14 +31,14 @@ def resume(
     CheckpointMismatch, OptionError.
     """
     batches.owners.take(change, actor, app_id)
-    kept = newest_of_each_log(app_id, entries)
+    newest = newest_of_each_log(app_id, entries)
     if (last := batches.ledger.last(app_id)) is not None:
-        return name_in(last.token) == kept[-1].token
-    kept = [replace(entry, token=batches.owners.own(actor, entry.token)) for entry in kept]
-    take_ends(batches.claims.origins, batches.logs(change, now_us), change, app_id, kept, batches.vhost)
+        return name_in(last.token) == newest[-1].token
+    newest = [replace(entry, token=batches.owners.own(actor, entry.token)) for entry in newest]
+    take_ends(batches.claims.origins, batches.logs(change, now_us), change, app_id, newest, batches.vhost)
     # nothing is published: a commit gives the entries their place among those of other apps
     transaction = StagedTransaction("", now_us)
     transaction.decided = True
     sequence = state.transactions.commit(change, transaction, now_us).sequence
-    take_entries(batches.ledger, change, kept, sequence, batches.vhost)
+    take_entries(batches.ledger, change, newest, sequence, batches.vhost)
     return True

@@ -134,9 +134,9 @@ def latest(
                 continue
             if len(found) >= limit:
                 return found, commit.sequence + 1
-            shown = sees.shown(commit)
-            if shown is not None:
-                found.append(shown)
+            info = sees.shown(commit)
+            if info is not None:
+                found.append(info)
     return found, 0
 
 
@@ -185,10 +185,10 @@ def _steps_of(
     found, settles = [], False
     for effect in commit.effects:
         if effect.queue == queue_id and effect.may_concern(offset):
-            shown = sees.shown(commit)
-            if shown is None or sees.effect(commit, effect) is None:
+            info = sees.shown(commit)
+            if info is None or sees.effect(commit, effect) is None:
                 continue
-            found.append(_step(shown, commit, effect, sees))
+            found.append(_step(info, commit, effect, sees))
             settles = settles or (effect.exact and effect.kind != _STAYS and effect.kind not in _BEGINS)
     return found, settles
 
@@ -217,7 +217,7 @@ def _last_of(
     return None
 
 
-def _step(shown: TransactionInfo, commit: PastCommit, effect: Effect, sees: Visibility) -> MessageStep:
+def _step(past: TransactionInfo, commit: PastCommit, effect: Effect, sees: Visibility) -> MessageStep:
     gone_to = tuple(
         info
         for other in commit.effects
@@ -225,14 +225,14 @@ def _step(shown: TransactionInfo, commit: PastCommit, effect: Effect, sees: Visi
         if (info := sees.effect(commit, other)) is not None
     )
     return MessageStep(
-        sequence=shown.sequence,
-        committed_at_us=shown.committed_at_us,
+        sequence=past.sequence,
+        committed_at_us=past.committed_at_us,
         effect=effect.kind,
         certain=effect.exact,
-        listener=shown.listener,
-        user=shown.user,
-        client=shown.client,
-        app_id=shown.app_id,
-        batch_id=shown.batch_id,
+        listener=past.listener,
+        user=past.user,
+        client=past.client,
+        app_id=past.app_id,
+        batch_id=past.batch_id,
         to=gone_to,
     )

@@ -232,13 +232,13 @@ def written(
 
 def _entry(sequence: int, now_us: int, place: int, effects: Effects, names: Names) -> str:
     """Returns a commit as text; "" for one that concerns only queues that are not shown."""
-    shown = [(key, found) for key, found in effects.items() if not key[1].replies]
-    if not shown and effects.batch is None:
+    pairs = [(key, found) for key, found in effects.items() if not key[1].replies]
+    if not pairs and effects.batch is None:
         return ""
-    text = ",".join([_effect_text(key, found, names) for key, found in shown])
+    text = ",".join([_effect_text(key, found, names) for key, found in pairs])
     if len(text) > ENTRY_BYTES:
-        shown = [(key, [found[0], min(found[1::2]), max(found[2::2])]) for key, found in shown]
-        text = ",".join([_effect_text(key, found, names) for key, found in shown])
+        pairs = [(key, [found[0], min(found[1::2]), max(found[2::2])]) for key, found in pairs]
+        text = ",".join([_effect_text(key, found, names) for key, found in pairs])
     more = f",{_more(effects)}" if effects.xid or effects.batch or effects.left_out else ""
     return f"[{sequence},{now_us},{place},[{text}]{more}]"
 
@@ -302,9 +302,9 @@ def _texts(row: HistoryRecord) -> list[bytes]:
 
 
 def _commits_text(entries: Iterable[Entries]) -> str:
-    given = list(entries)
-    plain = b2a_base64(b"".join([each.plain for each in given]), newline=False).decode()
-    texts = ",".join([each.texts for each in given if each.texts])
+    items = list(entries)
+    plain = b2a_base64(b"".join([each.plain for each in items]), newline=False).decode()
+    texts = ",".join([each.texts for each in items if each.texts])
     if not texts:
         return f'"plain":"{plain}"'
     return f'"commits":[{texts}]' + (f',"plain":"{plain}"' if plain else "")

@@ -98,28 +98,28 @@ class DeadLetters:
     def _first_death(self, row: InboxRow) -> bytes:
         """Returns the properties in the usual case: no header that a death writes exists yet."""
         same = (row.properties, row.exchange, row.routing_key, row.sequence)
-        known = self._encoded.get(same)
-        if known is None:
+        encoded = self._encoded.get(same)
+        if encoded is None:
             try:
-                known = append_headers(row.properties, self._first_entries(row))
+                encoded = append_headers(row.properties, self._first_entries(row))
             except Exception:
-                known = self._wrapped(row)
+                encoded = self._wrapped(row)
             if len(self._encoded) >= _COUNTED:
                 self._encoded.clear()
-            self._encoded[same] = known
-        return known
+            self._encoded[same] = encoded
+        return encoded
 
     def _first_entries(self, row: InboxRow) -> bytes:
         same = (row.exchange, row.routing_key, row.sequence, _expiration(row.properties))
-        known = self._entries.get(same)
-        if known is None:
-            known = encode_headers(
+        encoded = self._entries.get(same)
+        if encoded is None:
+            encoded = encode_headers(
                 {name: value for name, value in self._headers(row, {}, []).items() if value is not None}
             )
             if len(self._entries) >= _COUNTED:
                 self._entries.clear()
-            self._entries[same] = known
-        return known
+            self._entries[same] = encoded
+        return encoded
 
     def _wrapped(self, row: InboxRow) -> bytes:
         """Puts properties that do not decode into a header of properties that do, so that a cycle of such

@@ -114,24 +114,24 @@ class Dispatch:
                 rows, whole = self._read(queue, entries, now_us)
                 try:
                     if len(ready) == 1:
-                        given = self._give_one(queue, ready[0], entries, rows, settles)
+                        taken = self._give_one(queue, ready[0], entries, rows, settles)
                     else:
-                        given = self._give_round(queue, ready, entries, rows, settles)
+                        taken = self._give_round(queue, ready, entries, rows, settles)
                 except BaseException:  # no entry is lost, whatever a consumer's connection raises
                     queue.ready.untake([entry for entry in entries if entry not in queue.ready.held])
                     raise
-                queue.ready.untake(entries[given:])
-                if not whole and given == len(rows):
+                queue.ready.untake(entries[taken:])
+                if not whole and taken == len(rows):
                     due.append(queue)
-                    return sent + given
+                    return sent + taken
             else:
-                given, late = self._give_others(queue, ready, limit - sent, now_us, settles)
+                taken, late = self._give_others(queue, ready, limit - sent, now_us, settles)
                 if late:
                     due.append(queue)
-                    return sent + given
-                if not given:
+                    return sent + taken
+                if not taken:
                     break
-            sent += given
+            sent += taken
         if queue.marks.hasty:
             queue.marks.offered = queue.log.visible_end
             if self._expiry.head_expired(queue, now_us):
@@ -187,26 +187,26 @@ class Dispatch:
             redelivered = [False] * len(rows)
         else:
             redelivered = [queue.ready.was_sent(offset) for offset in entries[: len(rows)]]
-        given = consumer.send(consumer, first_tag, redelivered, rows)
-        channel.last_tag += given
+        taken = consumer.send(consumer, first_tag, redelivered, rows)
+        channel.last_tag += taken
         if consumer.no_ack:
-            settles += [_new(Settle, (queue, offset, "ack")) for offset in entries[:given]]
+            settles += [_new(Settle, (queue, offset, "ack")) for offset in entries[:taken]]
         else:
-            held = [_new(Unacked, (queue, offset, consumer)) for offset in entries[:given]]
-            channel.unacked.update(zip(range(first_tag, first_tag + given), held))
-        if given:
+            unacked = [_new(Unacked, (queue, offset, consumer)) for offset in entries[:taken]]
+            channel.unacked.update(zip(range(first_tag, first_tag + taken), unacked))
+        if taken:
             if not fresh:
-                queue.marks.redelivered += sum(redelivered[:given])
-            queue.ready.hold_all(entries[:given])
+                queue.marks.redelivered += sum(redelivered[:taken])
+            queue.ready.hold_all(entries[:taken])
             if consumer.no_ack:
-                queue.marks.delivered_no_ack += given
+                queue.marks.delivered_no_ack += taken
             else:
-                queue.marks.delivered += given
-                consumer.unacked += given
-                channel.consuming += given
+                queue.marks.delivered += taken
+                consumer.unacked += taken
+                channel.consuming += taken
             if channel.prefetch:
                 channel.served(consumer)
-        return given
+        return taken
 
     def _give_round(
         self,
@@ -219,7 +219,7 @@ class Dispatch:
         """Sends one message to each consumer in turn while they have credit, and returns how many. It does
         the same as ``_give_one`` for each, but faster.
         """
-        given = 0
+        taken = 0
         turns = deque(ready)
         last = ready[0]
         try:
@@ -247,15 +247,15 @@ class Dispatch:
                     channel.unacked[tag] = _new(Unacked, (queue, offset, consumer))
                     consumer.unacked += 1
                     channel.consuming += 1
-                given += 1
+                taken += 1
         finally:
-            if given:
-                queue.ready.hold_all(entries[:given])
+            if taken:
+                queue.ready.hold_all(entries[:taken])
                 queue.consumers.turn(last)
-                for consumer in ready[:given]:
+                for consumer in ready[:taken]:
                     if consumer.channel.prefetch:
                         consumer.channel.served(consumer)
-        return given
+        return taken
 
     def _give_others(
         self, queue: Queue, ready: list[Consumer], limit: int, now_us: int, settles: list[Settle]
@@ -264,14 +264,14 @@ class Dispatch:
         other consumers or stay in the queue.
         """
         aside: list[int] = []
-        given = 0
+        taken = 0
         publishers = queue.consumers.publishers or {}
         try:
-            while given < limit and ready and (entries := queue.ready.take_next(1)):
+            while taken < limit and ready and (entries := queue.ready.take_next(1)):
                 rows, whole = self._read(queue, entries, now_us)
                 if not whole:
                     queue.ready.untake(entries)
-                    return given, True
+                    return taken, True
                 publisher = publishers.get(entries[0], self)
                 ready = [consumer for consumer in ready if consumer.credit]
                 consumer = next(
@@ -282,14 +282,14 @@ class Dispatch:
                     continue
                 if not self._give_one(queue, consumer, entries, rows, settles):
                     continue
-                given += 1
+                taken += 1
                 aside.pop()
                 queue.consumers.turn(consumer)
                 ready.remove(consumer)
                 ready.append(consumer)
         finally:
             queue.ready.untake(aside)
-        return given, False
+        return taken, False
 
 
 def _is_late(queue: Queue, offset: int, row: InboxRow, now_us: int) -> bool:

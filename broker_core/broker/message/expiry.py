@@ -106,9 +106,9 @@ class Expiry:
         """Returns when an entry expires, in microseconds since the epoch; None: never. The time to live
         starts at commit. The last answer is kept: it never changes, and the next block may be on disk.
         """
-        known = queue.marks.deadline
-        if known is not None and known[0] == offset:
-            return known[1]
+        cached = queue.marks.deadline
+        if cached is not None and cached[0] == offset:
+            return cached[1]
         run, number = queue.log.locate(offset)
         deadline = self._deadline(queue, run, number)
         if run.block.inbox is None:

@@ -40,12 +40,12 @@ class Overflow:
                 limits = " and ".join(
                     f"{name} {limit}" for name, limit in zip(_LIMITS, most, strict=True) if limit is not None
                 )
-                kept = (
+                stays = (
                     f" and {queue.room.kept} that prepared transactions will bring" if queue.room.kept else ""
                 )
                 raise PreconditionFailed(
                     f"{queue.full_name} is full: {messages} more messages of {size_bytes} bytes on "
-                    f"{queue.droppable}{kept} are over {limits}; nothing was enqueued"
+                    f"{queue.droppable}{stays} are over {limits}; nothing was enqueued"
                 )
 
     def would_overflow(self, queue: Queue, messages: int, size_bytes: int) -> bool:

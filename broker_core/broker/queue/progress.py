@@ -92,10 +92,10 @@ class IntervalSet:
         low = bisect_left(self._ends, parts[0][0])
         high = bisect_right(self._starts, parts[-1][1])
         before = self._starts[low:high], self._ends[low:high], self.total
-        known = dict(zip(*before[:2]))
+        runs = dict(zip(*before[:2]))
         starts: list[int] = []
         ends: list[int] = []
-        for start, end in sorted([*known.items(), *map(tuple, parts)]):  # two sorted runs, which it merges
+        for start, end in sorted([*runs.items(), *map(tuple, parts)]):  # two sorted runs, which it merges
             if not ends or start > ends[-1]:
                 starts.append(start)
                 ends.append(end)
@@ -103,11 +103,11 @@ class IntervalSet:
                 ends[-1] = end
         if self._undo is not None:
             self._undo.append((self._restore, low, low + len(starts), *before))
-        self.total += sum(ends) - sum(starts) - sum(known.values()) + sum(known)
+        self.total += sum(ends) - sum(starts) - sum(runs.values()) + sum(runs)
         self._starts[low:high] = starts
         self._ends[low:high] = ends
-        new = [(start, end) for start, end in zip(starts, ends) if known.pop(start, None) != end]
-        return list(known), new
+        new = [(start, end) for start, end in zip(starts, ends) if runs.pop(start, None) != end]
+        return list(runs), new
 
     def subtract(self, start: int, end: int) -> None:
         if start >= end:

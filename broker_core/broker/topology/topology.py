@@ -121,8 +121,8 @@ class Topology(DelayedExchanges):
         if existing is not None:
             if existing.exclusive != exclusive or (exclusive and existing.connection is not connection):
                 raise ownership.locked(existing)
-            wanted = {"durable": durable and not exclusive, "auto_delete": auto_delete}
-            inequivalent(of, wanted, {key: getattr(existing, key) for key in wanted})
+            flags = {"durable": durable and not exclusive, "auto_delete": auto_delete}
+            inequivalent(of, flags, {key: getattr(existing, key) for key in flags})
             inequivalent_arguments(of, arguments, existing.arguments.declared)
             check_arguments(of, arguments, strict=self.strict)
             return existing

@@ -79,8 +79,8 @@ class VirtualHosts:
     def limit(self, change: Change, name: str, limits: Mapping[str, int]) -> None:
         """Changes the limits that are given; what is over a new one stays. Raises OptionError."""
         self.require(name)
-        known = self.limits(name)
-        self._put(change, VhostRecord(name, *(limits.get(each, getattr(known, each)) for each in LIMITS)))
+        before = self.limits(name)
+        self._put(change, VhostRecord(name, *(limits.get(each, getattr(before, each)) for each in LIMITS)))
 
     def delete(self, change: Change, name: str) -> None:
         """Deletes a virtual host with its queues and exchanges. ``Topology.end_some`` does the rest, in
@@ -132,6 +132,6 @@ class VirtualHosts:
 
     def _make(self, name: str) -> Topology:
         self._undo.item(self.by_name, name)
-        made = self.by_name[name] = Topology(self._blocks, self._numbers, name, self.registry)
-        made.strict = self.strict
-        return made
+        new = self.by_name[name] = Topology(self._blocks, self._numbers, name, self.registry)
+        new.strict = self.strict
+        return new

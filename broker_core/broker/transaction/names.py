@@ -84,7 +84,7 @@ class TransactionNames:
             )
         return (self.heuristics.by_key.get(key) or self.outcomes[key]).state
 
-    def has_ended(self, key: str, wanted: str, by_hand: bool) -> bool:
+    def has_ended(self, key: str, verb: str, by_hand: bool) -> bool:
         """Returns whether it has ended as ``wanted``. ``by_hand``: as in ``end``. Raises HeuristicOutcome,
         also if it ended as ``wanted``, and TransactionState if it ended otherwise.
         """
@@ -96,9 +96,9 @@ class TransactionNames:
                 f"XA_HEUR{word}: transaction '{name}' was {done} by hand",
                 "end what belongs to it likewise, then forget it",
             )
-        if ended not in ("prepared", wanted):
-            raise TransactionState(f"transaction '{name}' is {state}, it cannot become {wanted}")
-        return ended == wanted
+        if ended not in ("prepared", verb):
+            raise TransactionState(f"transaction '{name}' is {state}, it cannot become {verb}")
+        return ended == verb
 
     def end(self, change: Change, key: str, state: str, now: int, by_hand: bool) -> None:
         """It has ended: committed or rolled_back. ``by_hand``: who named it does not know of that."""

@@ -139,12 +139,12 @@ def _selections(by_route: Mapping[Queues, list[int]]) -> Iterator[tuple[Queue, R
         for queue in queues:
             routes_of.setdefault(queue, []).append(number)
     rows = [np.array(numbers, np.int64) for numbers in by_route.values()]
-    known: dict[tuple[int, ...], RowSelection] = {}
+    memo: dict[tuple[int, ...], RowSelection] = {}
     for queue, numbers in routes_of.items():
         routes = tuple(numbers)
-        if routes not in known:
-            known[routes] = _selection(np.sort(np.concatenate([rows[number] for number in routes])))
-        yield queue, known[routes]
+        if routes not in memo:
+            memo[routes] = _selection(np.sort(np.concatenate([rows[number] for number in routes])))
+        yield queue, memo[routes]
 
 
 def restore(record: Mapping[str, Any], queues: Mapping[QueueId, Queue]) -> tuple[Spilled, int]:

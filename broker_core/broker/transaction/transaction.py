@@ -210,8 +210,8 @@ class Transaction:
         return True
 
     def _count(self, queue: Queue, messages: int, size_bytes: int) -> None:
-        known = self.incoming.get(queue, (0, 0))
-        self.incoming[queue] = (known[0] + messages, known[1] + size_bytes)
+        counts = self.incoming.get(queue, (0, 0))
+        self.incoming[queue] = (counts[0] + messages, counts[1] + size_bytes)
 
     def settle(self, settles: Sequence[Settle]) -> None:
         """Adds settled deliveries, all with the same outcome."""
@@ -393,9 +393,9 @@ class MessageTransactions:
         self._undo = undo
         self._by_time: dict[int, str] = {}  # commit time -> name
 
-    def restore(self, named: Iterable[tuple[int, str]]) -> None:
+    def restore(self, pairs: Iterable[tuple[int, str]]) -> None:
         """Restores (commit time, name) of committed transactions while loading."""
-        self._by_time = dict(sorted(named)[-NAMES_KEPT:])
+        self._by_time = dict(sorted(pairs)[-NAMES_KEPT:])
 
     def give(self, name: str, now: int) -> None:
         """Names the transaction of messages that are committed ``now``. Each work of a commit has its own
