@@ -45,8 +45,8 @@ def _connections(options: Options) -> int:
 )
 def _consumers(options: Options) -> int:
     found = RemoteAdmin(client_at(options)).consumers()
-    shown = [each for each in found if options.queue in (None, each.queue)]
-    return _listed(options, found, shown)
+    rows = [each for each in found if options.queue in (None, each.queue)]
+    return _listed(options, found, rows)
 
 
 @command(

@@ -71,9 +71,9 @@ def assemble(piece: Piece, block: pa.RecordBatch, *, transaction: bool = False) 
         rows = block.slice(piece.row + piece.before, count)
         offsets = np.arange(first, first + count, dtype=np.int64)
     else:
-        kept = ~_marks(skipped, first, count)
-        rows = block.take(_column(_row_numbers(piece)[kept]))
-        offsets = np.arange(first, first + count, dtype=np.int64)[kept]
+        stays = ~_marks(skipped, first, count)
+        rows = block.take(_column(_row_numbers(piece)[stays]))
+        offsets = np.arange(first, first + count, dtype=np.int64)[stays]
     size = len(offsets)
     if piece.sequence:
         timestamps = _constants.timestamps(piece.committed_at, size)
@@ -176,12 +176,12 @@ class _Constants:
         return column.slice(0, size)
 
     def timestamps(self, committed_at: int, size: int) -> pa.Array:
-        known = self._time = _kept(self._time, committed_at, TIMESTAMP, size)
-        return known[1].slice(0, size)
+        column = self._time = _kept(self._time, committed_at, TIMESTAMP, size)
+        return column[1].slice(0, size)
 
     def sequences(self, sequence: int, size: int) -> pa.Array:
-        known = self._sequence = _kept(self._sequence, sequence, pa.int64(), size)
-        return known[1].slice(0, size)
+        column = self._sequence = _kept(self._sequence, sequence, pa.int64(), size)
+        return column[1].slice(0, size)
 
     def booleans(self, value: bool, size: int) -> pa.Array:
         column = self._flags.get(value)
@@ -190,10 +190,10 @@ class _Constants:
         return column.slice(0, size)
 
 
-def _kept(known: _Kept | None, value: int, kind: pa.DataType, size: int) -> _Kept:
+def _kept(before: _Kept | None, value: int, kind: pa.DataType, size: int) -> _Kept:
     """Returns what is known of this value if it is long enough, or a new column."""
-    if known is not None and known[0] == value and len(known[1]) >= size:
-        return known
+    if before is not None and before[0] == value and len(before[1]) >= size:
+        return before
     return value, _repeat(pa.scalar(value, kind), size)
 
 

@@ -45,10 +45,10 @@ class SegmentFiles:
 
     def _open(self, location: Location) -> tuple[pa.MemoryMappedFile, pa.Schema]:
         path = os.path.join(self._directory, location.path)
-        known = self._mapped.get(path)
-        if known is not None and known[0].size() >= location.position + location.length:
+        mapped = self._mapped.get(path)
+        if mapped is not None and mapped[0].size() >= location.position + location.length:
             self._mapped.move_to_end(path)
-            return known
+            return mapped
         # a mapping keeps the original file size: a segment that grew is mapped again
         file = pa.memory_map(path)
         found = (file, pa.ipc.read_schema(file))

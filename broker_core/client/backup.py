@@ -94,20 +94,20 @@ def _received(connection: FlightConnection, path: Path) -> Backup:
     files: dict[str, tuple[int, str]] = {}
     manifest: contract.Manifest | None = None
     name, descriptor, checksum = "", -1, xxhash.xxh3_64()
-    for given, piece in chain(begun, pieces):
-        if given != name and descriptor >= 0:
+    for label, piece in chain(begun, pieces):
+        if label != name and descriptor >= 0:
             files[name] = _ended(descriptor, checksum)
             descriptor = -1
             failpoint.here("backup.file")
-        if not given:
+        if not label:
             manifest = contract.decode_checked(contract.Manifest, piece, "backup")
             break
         if descriptor < 0:
-            if not _NAME.fullmatch(given) or given in files:
+            if not _NAME.fullmatch(label) or label in files:
                 raise RemoteProtocolError(
-                    f"the broker sent a file {given[:80]!r}, which a backup does not have"
+                    f"the broker sent a file {label[:80]!r}, which a backup does not have"
                 )
-            name, checksum = given, xxhash.xxh3_64()
+            name, checksum = label, xxhash.xxh3_64()
             descriptor = os.open(path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         checksum.update(piece)
         _write(descriptor, piece)
@@ -130,8 +130,8 @@ def _check_place(path: Path) -> None:
         return
     if not path.is_dir() or path.is_symlink():
         raise DataDirectoryInvalid(f"{path} is no directory; name a new or an empty one")
-    if held := sorted(each.name for each in path.iterdir()):
-        what = "a backup that was not finished" if UNFINISHED in held else f"not empty: it has {held[0]}"
+    if names := sorted(each.name for each in path.iterdir()):
+        what = "a backup that was not finished" if UNFINISHED in names else f"not empty: it has {names[0]}"
         raise DataDirectoryInvalid(f"{path} is {what}; delete it, or name another place")
 
 

@@ -94,8 +94,8 @@ def _word(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
 
     @functools.wraps(method)
     def call(client: BrokerClient, /, *positional: P.args, **named: P.kwargs) -> T:
-        given = signature.bind(client, *positional, **named).arguments
-        answer: T = client._call(name, **{word: given[word] for word in given if word != "self"})
+        bound = signature.bind(client, *positional, **named).arguments
+        answer: T = client._call(name, **{word: bound[word] for word in bound if word != "self"})
         return answer
 
     return call
@@ -193,18 +193,18 @@ class BrokerClient:
     def _read_mapped(self, ticket: ReadTicket, plan: ReadPlan, directory: str) -> Iterator[pa.RecordBatch]:
         files = SegmentFiles(directory)
         # the batch of the last piece: small runs share one
-        held: tuple[BlockId, pa.RecordBatch | None] = (NO_BLOCK, None)
+        block: tuple[BlockId, pa.RecordBatch | None] = (NO_BLOCK, None)
         served: list[tuple[str, int, int]] = []
         for piece in plan.pieces:
-            if piece.location is not None and (held[0] != piece.block_id or held[1] is None):
-                held = (piece.block_id, files.read(piece.location))
-            if piece.location is None or held[1] is None:
+            if piece.location is not None and (block[0] != piece.block_id or block[1] is None):
+                block = (piece.block_id, files.read(piece.location))
+            if piece.location is None or block[1] is None:
                 served.append((piece.log, piece.first, piece.first + piece.count))
                 continue
             if served:
                 yield from self._read_served(replace(ticket, slices=_joined(served)))
                 served = []
-            rows = assemble(piece, held[1], transaction=plan.transaction)
+            rows = assemble(piece, block[1], transaction=plan.transaction)
             if rows.num_rows:
                 yield rows
         if served:

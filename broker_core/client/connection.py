@@ -214,7 +214,7 @@ class FlightConnection:
             except (errors.ConnectionFailed, errors.Busy) as error:
                 self._why = error
                 return None
-        made: list[Live] = []
+        lives: list[Live] = []
 
         def answers(found: Endpoint) -> bool:
             near = Address(
@@ -222,11 +222,11 @@ class FlightConnection:
             )
             live = _try(near, found.id)
             if live is not None:
-                made.append(live)
+                lives.append(live)
             return live is not None
 
         starter.find_or_start(self.address.directory, answers)
-        return made[-1]
+        return lives[-1]
 
     def _failure(self) -> errors.ConnectionFailed | errors.Busy:
         directory = self.address.directory

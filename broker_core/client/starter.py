@@ -146,8 +146,8 @@ def _environment() -> dict[str, str]:
     environment.pop(PASSWORD_VARIABLE, None)
     root = str(Path(__file__).resolve().parents[2])
     if Path(root).name not in ("site-packages", "dist-packages"):
-        known = environment.get("PYTHONPATH", "")
-        environment["PYTHONPATH"] = os.pathsep.join([root, known]) if known else root
+        before = environment.get("PYTHONPATH", "")
+        environment["PYTHONPATH"] = os.pathsep.join([root, before]) if before else root
     return environment
 
 

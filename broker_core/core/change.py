@@ -266,8 +266,8 @@ class Numbers:
     def restore(self, mark: CommitSequence, records: Iterable[Record]) -> None:
         """Restores the mark while loading; a salvaged catalog has records that name numbers above it."""
         self._mark = mark
-        named = max((number for record in records for number in _named_by(record)), default=0)
-        self.sequence = CommitSequence(max(mark, named))
+        last = max((number for record in records for number in _named_by(record)), default=0)
+        self.sequence = CommitSequence(max(mark, last))
 
     def next_sequence(self, *, transaction: bool = False) -> CommitSequence:
         """Returns the next commit sequence number, odd for a transaction, for the caller's change."""

@@ -205,8 +205,8 @@ def check_of(kind: object) -> Check:
         return _SCALARS[kind]
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        named = (_ANNOTATED[each] for each in arguments[1:] if each in _ANNOTATED)
-        return next(named, None) or check_of(arguments[0])
+        inner = (_ANNOTATED[each] for each in arguments[1:] if each in _ANNOTATED)
+        return next(inner, None) or check_of(arguments[0])
     if origin is Literal:
         return _literal(arguments)
     if origin in (Union, types.UnionType):

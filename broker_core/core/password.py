@@ -82,29 +82,29 @@ def check_hash(text: str) -> None:
 
 def cost_of(text: str) -> Cost:
     """Of a check with this hash."""
-    known = _parse(text)
-    return COST if isinstance(known, _Rabbit) else known.cost
+    parsed = _parse(text)
+    return COST if isinstance(parsed, _Rabbit) else parsed.cost
 
 
 def is_right(password: str, text: str | None, costs: Collection[Cost] = ()) -> bool:
     """Whether ``text`` is a hash of ``password``; None is the hash of none. The work is one scrypt of each of
     ``costs``, whatever ``text`` is, if its own cost is among them.
     """
-    known = None if text is None else _parse(text)
-    own = known.cost if isinstance(known, _Hash) else COST
-    salt = bytes(_SALT_BYTES) if known is None else known.salt
-    given = password.encode(errors="surrogateescape")
-    made = {
-        cost: _scrypt(given[:MAX_BYTES], salt, cost, _MOST_HASH_BYTES) for cost in sorted(costs or (own,))
+    parsed = None if text is None else _parse(text)
+    own = parsed.cost if isinstance(parsed, _Hash) else COST
+    salt = bytes(_SALT_BYTES) if parsed is None else parsed.salt
+    secret = password.encode(errors="surrogateescape")
+    digests = {
+        cost: _scrypt(secret[:MAX_BYTES], salt, cost, _MOST_HASH_BYTES) for cost in sorted(costs or (own,))
     }
-    if known is None:
+    if parsed is None:
         return False
-    if isinstance(known, _Rabbit):
-        return hmac.compare_digest(known.hash(known.salt + given).digest(), known.digest)
-    if own not in made:  # the users have changed meanwhile
-        made[own] = _scrypt(given[:MAX_BYTES], salt, own, _MOST_HASH_BYTES)
-    digest = made[own][: len(known.digest)]  # a shorter output of scrypt is the beginning of a longer one
-    return hmac.compare_digest(digest, known.digest) and len(given) <= MAX_BYTES and b"\0" not in given
+    if isinstance(parsed, _Rabbit):
+        return hmac.compare_digest(parsed.hash(parsed.salt + secret).digest(), parsed.digest)
+    if own not in digests:  # the users have changed meanwhile
+        digests[own] = _scrypt(secret[:MAX_BYTES], salt, own, _MOST_HASH_BYTES)
+    digest = digests[own][: len(parsed.digest)]  # a shorter output of scrypt is the beginning of a longer one
+    return hmac.compare_digest(digest, parsed.digest) and len(secret) <= MAX_BYTES and b"\0" not in secret
 
 
 def _text(cost: Cost, salt: bytes, digest: bytes) -> str:
@@ -165,7 +165,7 @@ def _parse(text: str) -> _Hash | _Rabbit:
         _, name, parameters, salt, digest = text.split("$")
         values = dict(item.split("=") for item in parameters.split(","))
         cost = Cost(int(values["ln"]), int(values["r"]), int(values["p"]))
-        known = _Hash(cost, base64.b64decode(salt, validate=True), base64.b64decode(digest, validate=True))
+        parsed = _Hash(cost, base64.b64decode(salt, validate=True), base64.b64decode(digest, validate=True))
     except (ValueError, KeyError, binascii.Error):
         raise OptionError("a hash of a password must be $scrypt$ln=14,r=8,p=1$SALT$HASH") from None
     if (
@@ -174,11 +174,11 @@ def _parse(text: str) -> _Hash | _Rabbit:
         or not 1 <= cost.r <= 32
         or not 1 <= cost.p <= 16
         or 128 * cost.r << cost.ln > _MAX_MEMORY
-        or not 8 <= len(known.salt) <= 64
-        or not 16 <= len(known.digest) <= _MOST_HASH_BYTES
+        or not 8 <= len(parsed.salt) <= 64
+        or not 16 <= len(parsed.digest) <= _MOST_HASH_BYTES
     ):
         raise OptionError("a hash of a password has parameters that are not supported")
-    return known
+    return parsed
 
 
 def _base64(data: bytes) -> str:

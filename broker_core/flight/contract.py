@@ -298,10 +298,10 @@ METHODS = tuple(
 
 def decode_arguments(call: str, function: Callable[..., object], data: bytes | pa.Buffer) -> dict[str, Any]:
     """The arguments of ``function``, checked by its annotations. Raises RemoteProtocolError, OptionError."""
-    given, tail = _object(call, data)
+    values, tail = _object(call, data)
     hints = checks.hints_of(function)
     try:
-        arguments = {name: _typed(hints.get(name, object), value, tail) for name, value in given.items()}
+        arguments = {name: _typed(hints.get(name, object), value, tail) for name, value in values.items()}
     except _UNREADABLE as error:
         raise _unreadable(f"the arguments of {call}", error) from error
     checks.check_call(call, function, arguments)
@@ -311,12 +311,12 @@ def decode_arguments(call: str, function: Callable[..., object], data: bytes | p
 def _object(call: str, data: bytes | pa.Buffer) -> tuple[dict[str, object], _Tail]:
     try:
         text, tail = _split(data)
-        given = pieces.loads(text) if text else {}
+        value = pieces.loads(text) if text else {}
     except _UNREADABLE as error:
         raise _unreadable(f"the arguments of {call}", error) from error
-    if not isinstance(given, dict):
-        raise errors.RemoteProtocolError(f"the arguments of {call} must be a dict, not {checks.shown(given)}")
-    return given, tail
+    if not isinstance(value, dict):
+        raise errors.RemoteProtocolError(f"the arguments of {call} must be a dict, not {checks.shown(value)}")
+    return value, tail
 
 
 def answer_type(method: str) -> object:

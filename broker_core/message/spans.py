@@ -57,17 +57,17 @@ def _trace() -> ModuleType | None:
 @contextlib.contextmanager
 def span(name: str, attributes: Attributes, kind: str = "INTERNAL") -> Iterator[TracedSpan | None]:
     """A span around what is done within, with its error; the span, or None if nothing records it."""
-    made = _begun(name, {"messaging.system": "txmq", **attributes}, kind)
-    if made is None:
+    one = _begun(name, {"messaging.system": "txmq", **attributes}, kind)
+    if one is None:
         yield None
         return
-    token = _attached(made)
+    token = _attached(one)
     try:
-        yield made
+        yield one
     except BaseException as error:
-        _ended(made, token, error)
+        _ended(one, token, error)
         raise
-    _ended(made, token, None)
+    _ended(one, token, None)
 
 
 def micro_batch(app_id: str, batch_id: int) -> AbstractContextManager[TracedSpan | None]:
@@ -94,25 +94,25 @@ def _begun(name: str, attributes: Attributes, kind: str) -> TracedSpan | None:
         return None
     try:
         tracer = trace.get_tracer("txmq", __version__)
-        made: TracedSpan = tracer.start_span(name, kind=getattr(trace.SpanKind, kind), attributes=attributes)
-        return made if made.is_recording() else None
+        one: TracedSpan = tracer.start_span(name, kind=getattr(trace.SpanKind, kind), attributes=attributes)
+        return one if one.is_recording() else None
     except Exception as error:
         log.debug("no span %s: %s", name, error)
         return None
 
 
-def _attached(made: TracedSpan) -> object:
+def _attached(one: TracedSpan) -> object:
     """Makes it the parent of spans within."""
-    token: object = _of("context").attach(_of("trace").set_span_in_context(made))
+    token: object = _of("context").attach(_of("trace").set_span_in_context(one))
     return token
 
 
-def _ended(made: TracedSpan, token: object, error: BaseException | None) -> None:
+def _ended(one: TracedSpan, token: object, error: BaseException | None) -> None:
     try:
         if error is not None:
-            made.record_exception(error)
-            made.set_status(_of("trace").StatusCode.ERROR, str(error))
-        made.end()
+            one.record_exception(error)
+            one.set_status(_of("trace").StatusCode.ERROR, str(error))
+        one.end()
     except Exception as failed:
         log.debug("a span was not ended: %s", failed)
     finally:

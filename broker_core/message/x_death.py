@@ -54,13 +54,13 @@ def headers_after(
 def _deaths_after(headers: Mapping[str, object], death: Death, copies: list[str]) -> Deaths:
     """A repeated death with the same queue and reason increments the existing entry."""
     deaths = [each for each in _list(headers.get("x-death")) if isinstance(each, dict)]
-    known = next(
+    before = next(
         (each for each in deaths if each.get("queue") == death.queue and each.get("reason") == death.reason),
         None,
     )
-    rest = [{**each, "count": Long(_count(each))} for each in deaths if each is not known]
-    if known is not None:
-        return [{**known, "count": Long(min(_count(known) + 1, _LONGEST))}, *rest]
+    rest = [{**each, "count": Long(_count(each))} for each in deaths if each is not before]
+    if before is not None:
+        return [{**before, "count": Long(min(_count(before) + 1, _LONGEST))}, *rest]
     entry: dict[str, object] = {
         "count": Long(1),
         "reason": death.reason,

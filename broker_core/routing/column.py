@@ -108,7 +108,7 @@ class _Source:
     ) -> None:
         self._exchange, self._exchanges, self._vhost, self._held = exchange, exchanges, vhost, held
         self.by_key, self.by_headers = exchange.by_key, exchange.by_headers
-        self._known: dict[RoutedQueues, RoutedQueues] = {}  # each result once
+        self._interned: dict[RoutedQueues, RoutedQueues] = {}  # each result once
         self._entries = 0
 
     def route(self, values: Sequence[tuple[str, bytes]]) -> list[RoutedQueues]:
@@ -132,12 +132,12 @@ class _Source:
         return found
 
     def _once(self, queues: RoutedQueues) -> RoutedQueues:
-        known = self._known.setdefault(queues, queues)
-        if known is queues:
+        first = self._interned.setdefault(queues, queues)
+        if first is queues:
             self._entries += len(queues)
             if self._entries > REACHED:
                 raise _too_large(f"{self._entries} queues by different keys")
-        return known
+        return first
 
 
 class _Reached:
@@ -268,8 +268,8 @@ def _route_copies(
     codes, values = _distinct(source, copies.rows, routing_keys, properties)
     width = len(copies.keys)
     pairs, inverse = np.unique(codes.astype(np.int64) * width + copies.places, return_inverse=True)
-    wanted = []
+    needed = []
     for pair in pairs.tolist():
         (routing_key, encoded), more = values[pair // width], copies.keys[pair % width]
-        wanted.append(((routing_key, *more), encoded))
-    reached.add(source.route_all(wanted), inverse, copies.rows)
+        needed.append(((routing_key, *more), encoded))
+    reached.add(source.route_all(needed), inverse, copies.rows)

@@ -131,9 +131,9 @@ def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES, *, on_kaf
     Arrow data comes from another process, so it is validated before anything else is asked of it.
     """
     if rows.schema.names != MESSAGE_SCHEMA.names or rows.schema.types != MESSAGE_SCHEMA.types:
-        named = ", ".join(f"{field.name} {field.type}" for field in MESSAGE_SCHEMA)
-        given = ", ".join(f"{field.name} {field.type}" for field in rows.schema)
-        raise OptionError(f"rows to publish have the columns {given}; a block of messages has {named}")
+        need = ", ".join(f"{field.name} {field.type}" for field in MESSAGE_SCHEMA)
+        have = ", ".join(f"{field.name} {field.type}" for field in rows.schema)
+        raise OptionError(f"rows to publish have the columns {have}; a block of messages has {need}")
     try:
         require_valid(rows)
     except ValueError as error:

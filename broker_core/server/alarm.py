@@ -117,13 +117,13 @@ class Alarm:
     def _kept_records(self) -> int:
         state = self._broker.state
         outcomes = state.names.outcomes
-        kept = (
+        counts = (
             len(outcomes)
             + len(state.names.heuristics.by_key)
             + len(outcomes.channels)
             + len(state.users.apps)
         )
-        return kept + sum(count() for count in self.counted)
+        return counts + sum(count() for count in self.counted)
 
     def _memory(self) -> tuple[int, int]:
         """Bytes of messages and records in memory, and those of small commits not yet in a segment."""

@@ -78,7 +78,7 @@ class HistoryReader:
         if not (sees.looks or sees.queue(queue)):
             raise _unknown(queue, sees)
         rows, found = self._taken(lambda state: _seen(state, queue, sees.vhost))
-        place, known = _place(at)
+        place, seen = _place(at)
         published = self._published(found, offset) if found is not None and not at else []
         if found is not None and not at:
             place = Place(found.queue_id, published[0].sequence - 1 if published else 0)
@@ -87,9 +87,9 @@ class HistoryReader:
             told = [*published, *told]
         with self._node.look:
             state = "unknown" if found is None or found.deleted else _state(found, offset)
-        if state == "unknown" and more is None and not (told or known):
+        if state == "unknown" and more is None and not (told or seen):
             raise _unknown(queue, sees) if found is None else _no_message(found, offset)
-        goes_on = "" if more is None else f"{more.queue_id}.{more.sequence}.{int(known or bool(told))}"
+        goes_on = "" if more is None else f"{more.queue_id}.{more.sequence}.{int(seen or bool(told))}"
         return MessageLife(queue, offset, state, tuple(told), rows[0].ended_at if rows else 0, goes_on)
 
     def _rows(self) -> list[HistoryRecord]:
@@ -117,26 +117,26 @@ class HistoryReader:
 
     def _with_tables(self, found: Iterable[TransactionInfo]) -> list[TransactionInfo]:
         """Adds the tables of micro-batches, while their ledger has the entry."""
-        shown = list(found)
+        infos = list(found)
         try:
             ledgers = {
                 vhost: self._engines.of(vhost).batches.ledger
-                for vhost in {each.vhost for each in shown if each.app_id}
+                for vhost in {each.vhost for each in infos if each.app_id}
             }
         except NotAllowed:
-            return shown
+            return infos
         with self._node.look:  # an entry does not change, another one takes its place
             entries = [
                 ledgers[each.vhost].entry(MicroBatch(each.app_id, each.query_id, each.batch_id))
                 if each.app_id
                 else None
-                for each in shown
+                for each in infos
             ]
         return [
             each
             if entry is None or entry.commit_sequence != each.sequence
             else replace(each, tables=tuple(tables(entry)))
-            for each, entry in zip(shown, entries, strict=True)
+            for each, entry in zip(infos, entries, strict=True)
         ]
 
 
@@ -146,8 +146,8 @@ def _place(at: str) -> tuple[Place, bool]:
         return Place(), False
     if not _PLACE.fullmatch(at):
         raise OptionError(f"{at[:40]!r} is no place in the history", "give what the call before has said")
-    queue_id, sequence, known = map(int, at.split("."))
-    return Place(queue_id, sequence), bool(known)
+    queue_id, sequence, seen = map(int, at.split("."))
+    return Place(queue_id, sequence), bool(seen)
 
 
 def _seen(state: BrokerState, queue: str, vhost: str) -> tuple[list[HistoryRecord], Queue | None]:

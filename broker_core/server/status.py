@@ -47,10 +47,10 @@ class StatusReader:
     def now(self) -> BrokerStatus:
         levels = self._alarm.levels() if self._alarm is not None else []
         with self._broker.look as state:
-            known = list(
+            states = list(
                 chain.from_iterable(each.queues.values() for each in state.virtual_hosts.by_name.values())
             )
-        queues = [queue for queue in known if not queue.replies]
+        queues = [queue for queue in states if not queue.replies]
         counts = self._broker.shown(queues, lambda queue: (queue.messages, queue.unacknowledged))
         with self._broker.look as state:
             batches = [engine.batches for engine in self._engines.all()]

@@ -203,25 +203,25 @@ class Renewal:
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
         self._ended = threading.Event()
-        self._asked = threading.Event()
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="txmq-tls", daemon=True)
         self._thread.start()
 
     def ask(self) -> None:
         """Read the files now, as after SIGHUP."""
-        self._asked.set()
+        self._wake.set()
 
     def stop(self) -> None:
         self._ended.set()
-        self._asked.set()
+        self._wake.set()
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            asked = self._asked.wait(LOOK_S)
-            self._asked.clear()
+            woken = self._wake.wait(LOOK_S)
+            self._wake.clear()
             try:
                 if not self._ended.is_set():
-                    self._files.renew(always=asked)
+                    self._files.renew(always=woken)
             except Exception:
                 logger.exception("the certificates could not be renewed")

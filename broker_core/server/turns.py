@@ -68,7 +68,7 @@ class Turns:
         self._clock = clock
         self._processor = processor
         self._line: list[tuple[float, int, Taker]] = []  # a heap
-        self._asked = 0
+        self._waiting = 0
         # What those that had a turn had spent at least. Who comes again begins a share before that, and so
         # before all that go on.
         self._least = 0.0
@@ -107,8 +107,8 @@ class Turns:
             return
         who.waits = True
         self._begin(who)
-        self._asked += 1
-        heapq.heappush(self._line, (who.spent, self._asked, who))
+        self._waiting += 1
+        heapq.heappush(self._line, (who.spent, self._waiting, who))
         self._schedule()
 
     def drain(self, who: Taker) -> None:

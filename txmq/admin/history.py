@@ -95,12 +95,12 @@ def effect_text(effect: EffectInfo) -> str:
 
 
 def _ranges(effect: EffectInfo) -> str:
-    shown = ", ".join(
+    texts = ", ".join(
         str(start) if end == start + 1 else f"{start}-{end - 1}" for start, end in effect.ranges[:_RANGES]
     )
     if not effect.exact:
-        return f"within {shown}"
-    return f"at {shown}{', ...' if len(effect.ranges) > _RANGES else ''}"
+        return f"within {texts}"
+    return f"at {texts}{', ...' if len(effect.ranges) > _RANGES else ''}"
 
 
 def _step(step: MessageStep) -> str:
@@ -116,13 +116,13 @@ def _step(step: MessageStep) -> str:
 
 
 def _by(listener: str, user: str, client: str, address: str) -> str:
-    given: Iterable[tuple[str, str]] = (
+    fields: Iterable[tuple[str, str]] = (
         ("", listener),
         ("user ", user),
         ("client ", client),
         ("at ", address),
     )
-    return ", ".join(f"{name}{value}" for name, value in given if value)
+    return ", ".join(f"{name}{value}" for name, value in fields if value)
 
 
 def _time(time_us: int) -> str:

@@ -75,11 +75,11 @@ def _publish(options: Options) -> int:
 
 def _properties(options: Options) -> bytes:
     """Raises OptionError."""
-    given: dict[str, Any] = dict(options.property)
-    if options.transient and given.get("delivery_mode", 1) != 1:
+    fields: dict[str, Any] = dict(options.property)
+    if options.transient and fields.get("delivery_mode", 1) != 1:
         raise OptionError("--transient was given with another delivery_mode", "give one of them")
-    given.setdefault("delivery_mode", 1 if options.transient else 2)
+    fields.setdefault("delivery_mode", 1 if options.transient else 2)
     try:
-        return Properties(headers=dict(options.header), **given).encode()
+        return Properties(headers=dict(options.header), **fields).encode()
     except LocalProtocolError as error:
         raise OptionError(f"a property does not fit: {error}") from error

@@ -73,8 +73,8 @@ def lines(found: BrokerStatus) -> list[str]:
 
 
 def _level(level: Level) -> str:
-    shown = [str(n) if level.name == "files" else f"{n / MiB:.1f} MiB" for n in (level.found, level.limit)]
-    return f"{shown[0]}, limit {shown[1]}{'  ALARM' if level.alarm else ''}"
+    texts = [str(n) if level.name == "files" else f"{n / MiB:.1f} MiB" for n in (level.found, level.limit)]
+    return f"{texts[0]}, limit {texts[1]}{'  ALARM' if level.alarm else ''}"
 
 
 def _duration(seconds: float) -> str:

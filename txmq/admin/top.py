@@ -78,8 +78,8 @@ class LiveRates:
             }
             for each in sorted(apps, key=lambda each: -each.lag)
         ]
-        came, went, kept = (sum(row[name] for row in of_queues) for name in ("in/s", "out/s", "messages"))
-        head = f"{len(queues)} queues, {kept} messages, {came:.1f}/s in, {went:.1f}/s out, {len(apps)} apps"
+        came, went, there = (sum(row[name] for row in of_queues) for name in ("in/s", "out/s", "messages"))
+        head = f"{len(queues)} queues, {there} messages, {came:.1f}/s in, {went:.1f}/s out, {len(apps)} apps"
         for_apps = min(len(apps) + 1, max(2, rows // 2)) if apps else 0
         return [head, "", *_some(of_queues, rows - 3 - for_apps), "", *_some(of_apps, for_apps)]
 

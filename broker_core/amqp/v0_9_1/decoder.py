@@ -116,7 +116,7 @@ class Decoder:
         self._discarded: set[int] = set()  # channels whose contents are skipped
         self._data, self._position = b"", 0  # what has come, and where the next piece begins
         self._rest = bytearray()  # what came behind it; without it, the beginning of a frame
-        self._wanted = 0  # bytes that have to be in _rest before looking at it makes sense
+        self._needed = 0  # bytes that have to be in _rest before looking at it makes sense
         self.empty_frames = 0  # that carried nothing: heartbeats, and empty pieces of a body
         self._over = False
 
@@ -141,7 +141,7 @@ class Decoder:
             self._data = data
             return
         self._rest += data
-        if not self._data and len(self._rest) >= self._wanted:
+        if not self._data and len(self._rest) >= self._needed:
             self._data = bytes(self._rest)
             self._rest.clear()
 
@@ -199,7 +199,7 @@ class Decoder:
         size = len(data)
         if self.expect_header:
             if size < len(PROTOCOL_HEADER):
-                self._wanted = len(PROTOCOL_HEADER)
+                self._needed = len(PROTOCOL_HEADER)
                 return 0, False
             position = len(PROTOCOL_HEADER)
             self.expect_header = False
@@ -215,7 +215,7 @@ class Decoder:
             if position > last or position == size:
                 break
             if size - position < FRAME_OVERHEAD - 1:
-                self._wanted = FRAME_OVERHEAD - 1
+                self._needed = FRAME_OVERHEAD - 1
                 return position, False
             kind, channel, length = _FRAME.unpack_from(data, position)
             # RabbitMQ's leniency: clients may count the 8 bytes around the payload out of frame_max
@@ -226,7 +226,7 @@ class Decoder:
                 break
             end = position + FRAME_OVERHEAD - 1 + length
             if end >= size:
-                self._wanted = FRAME_OVERHEAD + length
+                self._needed = FRAME_OVERHEAD + length
                 return position, False
             payload = data[position + FRAME_OVERHEAD - 1 : end]
             if data[end] != FRAME_END:
@@ -252,7 +252,7 @@ class Decoder:
         # where contents in assembly leave less room than one more could need, the plain path counts exactly
         roomy = self.pending_bytes + 2 * frame_max + ASSEMBLY_BYTES <= self.max_pending_bytes
         size = len(data)
-        known = self._repeated
+        template = self._repeated
         most = min(max_body_bytes, frame_max)
         last = min(last, size - _METHOD_BYTES)
         while position <= last:
@@ -271,8 +271,8 @@ class Decoder:
                 events.append(_new_tuple(Command, (channel, ack, b"", b"")))
                 position += _ACK_BYTES
                 continue
-            if ids == _PUBLISH_IDS and roomy and known[channel].known:
-                taken = known[channel].take(data, position, most, events)
+            if ids == _PUBLISH_IDS and roomy and template[channel].known:
+                taken = template[channel].take(data, position, most, events)
                 if taken > position:
                     position = taken
                     continue
@@ -317,7 +317,7 @@ class Decoder:
                     or data[end - 1] != FRAME_END
                 ):
                     break
-                known[channel].learn(method, properties, data, position, header, body, end)
+                template[channel].learn(method, properties, data, position, header, body, end)
             if properties == b"\0\0":
                 properties = b""
             events.append(
@@ -330,13 +330,13 @@ class Decoder:
 
     def _frame(self, events: list[Decoded], kind: int, channel: int, payload: bytes) -> None:
         length = len(payload)
-        known = length >= _LEAST.get(kind, 1 << 32) or (kind == HEARTBEAT and not length)
+        valid = length >= _LEAST.get(kind, 1 << 32) or (kind == HEARTBEAT and not length)
         if self.expect_open:
             self.expect_open = self.expect_open - FRAME_OVERHEAD - length or -1
         if self.expect_open < 0:
             text = f"more than {OPEN_BYTES} bytes came before connection.open; log in first"
             self._violate(events, ResourceExhausted(text), channel)
-        elif not known:
+        elif not valid:
             self._violate(events, FrameError(f"type {kind}, {snippet(payload)}: unknown_frame"), channel)
         elif kind == HEARTBEAT and channel == 0:
             self.empty_frames += 1

@@ -111,9 +111,9 @@ class Negotiation:
         self._decoder.tune(method.frame_max)
 
 
-def _check_limit(name: str, wanted: int, most: int, least: int) -> None:
-    shown = f"{wanted} (no limit)" if name == "channel_max" and wanted == 0 else str(wanted)
-    if wanted and wanted < least:
-        raise NotAllowed(f"negotiated {name} = {shown} is lower than the minimum allowed value ({least})")
-    if most and (not wanted or wanted > most):
-        raise NotAllowed(f"negotiated {name} = {shown} is higher than the maximum allowed value ({most})")
+def _check_limit(name: str, value: int, most: int, least: int) -> None:
+    text = f"{value} (no limit)" if name == "channel_max" and value == 0 else str(value)
+    if value and value < least:
+        raise NotAllowed(f"negotiated {name} = {text} is lower than the minimum allowed value ({least})")
+    if most and (not value or value > most):
+        raise NotAllowed(f"negotiated {name} = {text} is higher than the maximum allowed value ({most})")

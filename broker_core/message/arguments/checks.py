@@ -105,16 +105,16 @@ def _check(
 ) -> None:
     """Raises PreconditionFailed for an argument that is not taken. ``kind``: of the queue."""
     for name, value in arguments.items():
-        known = table.get(name)
-        if known is None and not (strict and name.startswith("x-")):
+        argument = table.get(name)
+        if argument is None and not (strict and name.startswith("x-")):
             continue
-        if known is not None and (known.refused or kind not in known.types):
-            advice = known.refused or f"queues of type {' or '.join(sorted(known.types))} have it"
+        if argument is not None and (argument.refused or kind not in argument.types):
+            advice = argument.refused or f"queues of type {' or '.join(sorted(argument.types))} have it"
             raise PreconditionFailed(f"invalid arg '{name}' for {of}{ending}", advice)
-        if known is None or (strict and known.void and not known.strict):
-            why = known.void if known is not None else f"with --strict, txmq takes {_LISTED[id(table)]}"
+        if argument is None or (strict and argument.void and not argument.strict):
+            why = argument.void if argument is not None else f"with --strict, txmq takes {_LISTED[id(table)]}"
             raise PreconditionFailed(f"invalid arg '{name}' for {of}{ending}", why)
-        known.value(of, name, value)
+        argument.value(of, name, value)
 
 
 # -- queues --------------------------------------------------------------------------------------------------
@@ -244,9 +244,9 @@ def check_consumer_arguments(
 # -- declared again ------------------------------------------------------------------------------------------
 
 
-def inequivalent(of: str, wanted: Mapping[str, object], current: Mapping[str, object]) -> None:
+def inequivalent(of: str, new: Mapping[str, object], current: Mapping[str, object]) -> None:
     """Compares properties. Raises PreconditionFailed if a declaration differs from what exists."""
-    for argument, value in wanted.items():
+    for argument, value in new.items():
         if value != current[argument]:
             raise _inequivalent(
                 of, argument, f"'{_shown(value)}' but current is '{_shown(current[argument])}'"
@@ -254,17 +254,17 @@ def inequivalent(of: str, wanted: Mapping[str, object], current: Mapping[str, ob
 
 
 def inequivalent_arguments(
-    of: str, wanted: Mapping[str, object], current: Mapping[str, object], compared: Sequence[str] = COMPARED
+    of: str, new: Mapping[str, object], current: Mapping[str, object], compared: Sequence[str] = COMPARED
 ) -> None:
     """Checks that each argument of ``compared`` is equal or missing in both. Raises PreconditionFailed."""
     for argument in compared:
         missing = "classic" if argument == "x-queue-type" else None
-        value, existing = wanted.get(argument, missing), current.get(argument, missing)
+        value, existing = new.get(argument, missing), current.get(argument, missing)
         if same(value, existing):
             continue
-        if argument in wanted and argument in current:
+        if argument in new and argument in current:
             text = f"'{_shown(value)}' but current is '{_shown(existing)}'"
-        elif argument in wanted:
+        elif argument in new:
             text = f"the value '{_shown(value)}' of type '{type_name(value)}' but current is none"
         else:
             text = f"none but current is the value '{_shown(existing)}' of type '{type_name(existing)}'"

@@ -58,11 +58,11 @@ def _word(
     def call(accounts: Accounts, /, *positional: P.args, **named: P.kwargs) -> None:
         bound = signature.bind(accounts, *positional, **named)
         bound.apply_defaults()
-        given = {name: value for name, value in bound.arguments.items() if name != "self"}
-        if "password_hash" in given:
-            passwords.check_hash(given["password_hash"])
+        values = {name: value for name, value in bound.arguments.items() if name != "self"}
+        if "password_hash" in values:
+            passwords.check_hash(values["password_hash"])
         written = {
-            _WRITTEN.get(name, name): value for name, value in given.items() if name != "password_hash"
+            _WRITTEN.get(name, name): value for name, value in values.items() if name != "password_hash"
         }
         accounts._change(
             lambda state, change: rule(state.users, change, *positional, **named), word, **written
@@ -83,16 +83,16 @@ class Accounts(Audited):
 
     def users(self) -> list[UserInfo]:
         with self._broker.look as state:
-            known, given = dict(state.users.by_name), set(state.users.given)
-        if not known and not given:
+            saved, listed = dict(state.users.by_name), set(state.users.given)
+        if not saved and not listed:
             return [UserInfo(DEFAULT_USER, (ADMINISTRATOR,), "default")]
         return [
             UserInfo(
                 name,
-                tuple(known[name].tags) if name in known else (ADMINISTRATOR,),
-                "+".join(source for source, names in (("catalog", known), ("file", given)) if name in names),
+                tuple(saved[name].tags) if name in saved else (ADMINISTRATOR,),
+                "+".join(source for source, names in (("catalog", saved), ("file", listed)) if name in names),
             )
-            for name in in_order({*known, *given}, str)
+            for name in in_order({*saved, *listed}, str)
         ]
 
     add_user = _word("add_user", Users.add)
@@ -110,12 +110,12 @@ class Accounts(Audited):
         """
         if password_hash:
             passwords.check_hash(password_hash)
-        made = False
+        new = False
 
         def put(state: BrokerState, change: Change) -> None:
-            nonlocal made
-            made = name not in state.users.by_name
-            if made:
+            nonlocal new
+            new = name not in state.users.by_name
+            if new:
                 state.users.add(change, name, password_hash, tags)
                 return
             state.users.set_tags(change, name, tags)
@@ -123,11 +123,11 @@ class Accounts(Audited):
                 state.users.set_password(change, name, password_hash)
 
         self._broker.run(lambda state, change, _now: keep_one(state.users, lambda: put(state, change)))
-        self._audit("add_user" if made else "set_tags", name=name, tags=list(tags))
-        if password_hash and not made:
+        self._audit("add_user" if new else "set_tags", name=name, tags=list(tags))
+        if password_hash and not new:
             self._audit("set_password", name=name)
         self._notify()
-        return made
+        return new
 
     def delete_user(self, name: str) -> None:
         """Closes its connections. Raises OptionError."""
@@ -180,8 +180,8 @@ class Accounts(Audited):
         try:
             found = definitions_module.read(definitions, self._target(vhost))
             self._keep_administrator(found)
-            given = self._broker.state.users.given
-            pieces, needed = list(import_pieces.pieces(found, given)), import_pieces.Needed(found)
+            listed = self._broker.state.users.given
+            pieces, needed = list(import_pieces.pieces(found, listed)), import_pieces.Needed(found)
             done = [self._checked(needed.with_needs(piece)) for piece in pieces]
         except TxmqError as error:
             error.message += " (nothing is changed)"
@@ -205,9 +205,9 @@ class Accounts(Audited):
     def _keep_administrator(self, found: definitions_module.Definitions) -> None:
         """Raises OptionError."""
         with self._broker.look as state:
-            users, given = dict(state.users.by_name), state.users.given
-        if found.users and administered(users, given):
-            require_one(users | {user.name: user for user in found.users}, given)
+            users, listed = dict(state.users.by_name), state.users.given
+        if found.users and administered(users, listed):
+            require_one(users | {user.name: user for user in found.users}, listed)
 
     def _checked(self, piece: definitions_module.Definitions) -> Imported:
         def work(state: BrokerState, change: Change, now: int) -> Imported:

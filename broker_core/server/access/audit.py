@@ -47,10 +47,10 @@ def cut(value: object, most: int = FIELD_BYTES) -> object:
     if len(written) <= most:
         return value
     text = value if isinstance(value, str) else written
-    kept = most
-    while len(json.dumps(text[:kept])) > most:
-        kept //= 2
-    return f"{text[:kept]}... ({len(text)} characters)"
+    length = most
+    while len(json.dumps(text[:length])) > most:
+        length //= 2
+    return f"{text[:length]}... ({len(text)} characters)"
 
 
 class Audit:

@@ -64,8 +64,8 @@ class Logins:
         nobody who guesses can stop it.
         """
         proof_of = (connection, self._checks.digest(user, password)) if connection else None
-        kept = self._checks.kept_of(user)
-        if proof_of is not None and kept is not None and self._proved.get(proof_of) == kept:
+        stored = self._checks.kept_of(user)
+        if proof_of is not None and stored is not None and self._proved.get(proof_of) == stored:
             return Identity(user)
         answer = self._checks.ask(user, password, address)
         if answer.done():
@@ -77,19 +77,19 @@ class Logins:
                 found = answer.result()
             finally:
                 self._waiting.release()
-        self._logged_in(user, address, proof_of, kept)
+        self._logged_in(user, address, proof_of, stored)
         return found
 
     def _logged_in(
-        self, user: str, address: str, proof_of: tuple[str, bytes] | None, kept: str | None
+        self, user: str, address: str, proof_of: tuple[str, bytes] | None, stored: str | None
     ) -> None:
         """A line for each connection, even if its password was remembered from another one."""
-        if proof_of is None or kept is None:
+        if proof_of is None or stored is None:
             return
         with self._lock:
-            known = self._proved.get(proof_of) == kept
-            remember(self._proved, proof_of, kept)
-        if not known:
+            proven = self._proved.get(proof_of) == stored
+            remember(self._proved, proof_of, stored)
+        if not proven:
             self.audit.record("login", user, address, listener="flight", answer="accepted")
 
     def bearer(self, token: str, address: str) -> Identity:

@@ -138,10 +138,10 @@ class Throttle:
 def network_of(address: str) -> str:
     """What counts as one address: one household of IPv6 has 2**64."""
     try:
-        known = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address[:64]
-    if isinstance(known, ipaddress.IPv6Address):
-        mapped = known.ipv4_mapped
-        return str(mapped) if mapped else str(ipaddress.ip_network((int(known) >> 64 << 64, 64)))
-    return str(known)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        mapped = parsed.ipv4_mapped
+        return str(mapped) if mapped else str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))
+    return str(parsed)

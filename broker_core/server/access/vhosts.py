@@ -79,8 +79,8 @@ class Vhosts(Audited):
         max_messages: int | None = None,
     ) -> None:
         """Changes the limits that are given; -1: none. What is over a new limit stays. Raises OptionError."""
-        given = {"max_queues": max_queues, "max_connections": max_connections, "max_messages": max_messages}
-        limits = {limit: value for limit, value in given.items() if value is not None}
+        values = {"max_queues": max_queues, "max_connections": max_connections, "max_messages": max_messages}
+        limits = {limit: value for limit, value in values.items() if value is not None}
         self._broker.run(changes(self._broker.state.virtual_hosts.limit, name, limits))
         self._audit("limit_vhost", name=name, **limits)
 

@@ -28,5 +28,5 @@ def channel_holder(connection: ClientConnection, number: int, now_us: int) -> Ch
 def client_name(connection: ClientConnection) -> str:
     """What the client calls itself."""
     told = connection.protocol.client_properties
-    named = (told[key] for key in ("connection_name", "product") if isinstance(told.get(key), str))
-    return str(next(named, ""))[:_LONGEST]
+    names = (told[key] for key in ("connection_name", "product") if isinstance(told.get(key), str))
+    return str(next(names, ""))[:_LONGEST]

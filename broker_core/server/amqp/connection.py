@@ -245,14 +245,14 @@ class Connection(asyncio.Protocol):
             logger.error(
                 "connection %s: %s failed", self.name, method.NAME if method else "a command", exc_info=error
             )
-        shown = as_amqp(error)
-        audited.failed(self, method, shown)
+        failure = as_amqp(error)
+        audited.failed(self, method, failure)
         ids = (method.CLASS_ID, method.METHOD_ID) if method is not None else (0, 0)
-        if not isinstance(shown, ChannelError) or not number:
-            closing = shown if isinstance(shown, ConnectionException) else InternalFault(shown.summary)
+        if not isinstance(failure, ChannelError) or not number:
+            closing = failure if isinstance(failure, ConnectionException) else InternalFault(failure.summary)
             self.sessions.fail_all(closing, ids, order)
         elif session is not None:
-            session.refuse(ChannelFailed(number, shown, ids), order)
+            session.refuse(ChannelFailed(number, failure, ids), order)
 
     def end_session(self, number: int) -> None:
         self.sessions.close(number)

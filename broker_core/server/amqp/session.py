@@ -352,7 +352,7 @@ def sender(session: Session, tag: str, queue: str) -> Send:
     def observed(
         consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]
     ) -> int:
-        given = 0
+        sent = 0
         for row, again in zip(rows, redelivered):
             if not consumer.writable:
                 break
@@ -361,10 +361,10 @@ def sender(session: Session, tag: str, queue: str) -> Send:
             except PreconditionFailed as error:
                 _refuse(session, consumer, error)
                 break
-            method = m.BasicDeliver(tag, first_tag + given, again, row.exchange, row.routing_key)
+            method = m.BasicDeliver(tag, first_tag + sent, again, row.exchange, row.routing_key)
             connection.send(session.number, method, row.properties, row.body, queue=queue)
-            given += 1
-        return given
+            sent += 1
+        return sent
 
     return deliver
 

@@ -58,10 +58,10 @@ def _pieces(broker: LocalBroker, stopping: threading.Event) -> Iterator[pa.Recor
     """Raises ResourceLocked (one is in progress), ResourceShortage: nothing of the broker is concerned."""
     files: dict[str, tuple[int, str]] = {}
     try:
-        with contextlib.ExitStack() as kept:
+        with contextlib.ExitStack() as stack:
             with broker.open_store() as store:
                 assert isinstance(store, DurableStore)
-                numbers, catalog = kept.enter_context(_catalog(store, stopping))
+                numbers, catalog = stack.enter_context(_catalog(store, stopping))
                 directory = store.directory
             failpoint.here("server.backup.catalog")
             yield from _pieces_of("catalog.db", catalog, files)

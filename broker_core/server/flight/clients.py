@@ -54,17 +54,17 @@ class FlightClients:
         own = caller.state.users.own_id(caller.identity.user, token)
         self._hear(self._attempts, (caller.state.vhost, own), caller)
 
-    def _hear(self, known: OrderedDict[K, _Heard], key: K, caller: Caller) -> None:
+    def _hear(self, latest: OrderedDict[K, _Heard], key: K, caller: Caller) -> None:
         now, user, vhost = time.monotonic(), caller.identity.user, caller.state.vhost
         with self._lock:
-            heard = known.get(key)
+            heard = latest.get(key)
             if heard is None:
-                known[key] = _Heard(user, vhost, caller.address, caller.client, now, now)
-                if len(known) > KEPT:
-                    known.popitem(last=False)
+                latest[key] = _Heard(user, vhost, caller.address, caller.client, now, now)
+                if len(latest) > KEPT:
+                    latest.popitem(last=False)
             else:
                 heard.user, heard.vhost, heard.last = user, vhost, now
-                known.move_to_end(key)
+                latest.move_to_end(key)
 
     def connections(self) -> list[ClientInfo]:
         now = time.monotonic()

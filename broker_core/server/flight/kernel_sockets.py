@@ -51,8 +51,8 @@ class KernelSockets:
 
     def __init__(self) -> None:
         with contextlib.ExitStack() as undo:
-            made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG)
-            self._kernel = undo.enter_context(made)
+            kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _SOCK_DIAG)
+            self._kernel = undo.enter_context(kernel)
             self._nothing, self._copy = (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(2))
             self._counts = _opened(_COUNTS)
             self._number = 0
@@ -116,10 +116,10 @@ class KernelSockets:
 
     def _of_family(self, family: socket.AddressFamily, port: int) -> Iterator[Connected]:
         self._number += 1
-        asked = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
-        asked += struct.pack("!HH", port, 0).ljust(_ID_BYTES, b"\0")
-        header = _HEADER.pack(_HEADER.size + len(asked), _BY_FAMILY, _DUMP, self._number, 0)
-        self._kernel.send(header + asked)
+        request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
+        request += struct.pack("!HH", port, 0).ljust(_ID_BYTES, b"\0")
+        header = _HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _DUMP, self._number, 0)
+        self._kernel.send(header + request)
         while True:
             data = self._kernel.recv(1 << 18)
             while data:
@@ -171,6 +171,6 @@ def _connected(family: socket.AddressFamily, message: bytes) -> Connected:
 
 def plain(address: bytes | str) -> str:
     """One text for each address: of IPv4 even where a socket of IPv6 has it."""
-    known = ipaddress.ip_address(address)
-    mapped = known.ipv4_mapped if isinstance(known, ipaddress.IPv6Address) else None
-    return str(mapped or known)
+    parsed = ipaddress.ip_address(address)
+    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
+    return str(mapped or parsed)

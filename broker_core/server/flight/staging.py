@@ -54,14 +54,14 @@ class FlightStaging:
             failpoint.here("server.reply.part")
             yield contract.encode(receipt)
 
-    def file(self, caller: Caller, given: contract.FileHeader) -> list[contract.PartReceipt]:
+    def file(self, caller: Caller, header: contract.FileHeader) -> list[contract.PartReceipt]:
         """Stages the parts in a file of the writer."""
-        self._call_permissions.stage(caller, given.header, given.file.size_bytes)
+        self._call_permissions.stage(caller, header.header, header.file.size_bytes)
         failpoint.here("server.stage.file")
-        staged = self._engine(caller).stage_file(given.header, given.part, given.file)
+        staged = self._engine(caller).stage_file(header.header, header.part, header.file)
         return [
             contract.PartReceipt(part, rows, checksum)
-            for part, (rows, checksum) in enumerate(staged, given.part)
+            for part, (rows, checksum) in enumerate(staged, header.part)
         ]
 
     def _part(self, caller: Caller, part: contract.PartHeader, rows: pa.Buffer) -> contract.PartReceipt:

@@ -103,7 +103,7 @@ class Application:
     ) -> None:
         self._served, self._options, self._requests = served, options, requests
         self._beside, self._waiting = beside, waiting
-        self._kept = KeptAnswers()
+        self._cache = KeptAnswers()
         by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
             by_path.setdefault(route.path, {})[route.method] = route
@@ -138,7 +138,7 @@ class Application:
             if route.need == "vhost":
                 caller = gate.within(self._served, caller, params.get("vhost", ""))
             key = _key(route, request, caller)
-            kept = self._kept.find(key) if key is not None else None
+            kept = self._cache.find(key) if key is not None else None
             if kept is not None:
                 return kept
             most = self._options.body_bytes if visit is None else entrance.FORM_BYTES
@@ -150,13 +150,13 @@ class Application:
                     body = await self._read(found) if found else {}
                 reason = headers.get("x-reason", "")
                 query = dict(request.query_params) if request.scope["query_string"] else {}
-                changes = self._kept.changes
+                changes = self._cache.changes
                 call = HttpCall(self._served, caller, params, query, body, reason, visit)
                 response = await self._found(route, call)
             if route.waits:
-                self._kept.changed()
+                self._cache.changed()
             elif key is not None:
-                self._kept.keep(key, response, changes, route.kept_s)
+                self._cache.keep(key, response, changes, route.kept_s)
             return response
         except HttpRefusal as refusal:
             return self._refused(request, caller, asked, refusal)

@@ -130,11 +130,11 @@ def _listening(protocol: str, text: str, host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
-        made = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        opened = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise OptionError(
             f"cannot listen on {text} for {protocol} ({error.strerror or error}); choose another address, or "
             "port 0 for a free one"
         ) from error
-    made.setblocking(False)
-    return made
+    opened.setblocking(False)
+    return opened

@@ -31,8 +31,8 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
         command_permissions.publish(session.rights, session.state.topology, name, routing_key, properties)
     copies = False
     if properties and properties != session.ordinary:
-        named = properties[1] & USER_ID
-        if named and not session.rights.impersonates:
+        has_user = properties[1] & USER_ID
+        if has_user and not session.rights.impersonates:
             check_user_id(properties, session.connection.user)
         if properties[0] & _REPLY_TO and direct_reply.RAW_NAME in properties:
             properties = direct_reply.addressed(session, properties)
@@ -42,7 +42,7 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
             )
         copies = has_copies(properties)
         # whom a message may name changes with the users; a channel has no share for what is large
-        if not (copies or named) and len(properties) <= ORDINARY_BYTES:
+        if not (copies or has_user) and len(properties) <= ORDINARY_BYTES:
             session.ordinary = properties
     source = session.state.topology.exchanges.get(name)
     if source is None or source.internal:

@@ -52,25 +52,25 @@ class KeptAnswers:
     def find(self, key: Hashable) -> Response | None:
         """Counts that it was asked for."""
         now = self._clock()
-        asked = self._by_key.get(key)
-        if asked is None:
+        entry = self._by_key.get(key)
+        if entry is None:
             if len(self._by_key) >= MOST:
                 self._by_key.clear()
-            asked = self._by_key[key] = _Asked(now)
-        asked.ask(now)
-        return asked.response if now < asked.until_s else None
+            entry = self._by_key[key] = _Asked(now)
+        entry.ask(now)
+        return entry.response if now < entry.until_s else None
 
     def keep(self, key: Hashable, response: Response, changes: int, seconds: float = 0.0) -> None:
         """``changes``: when it was asked for. ``seconds``: for so long, also for those who ask seldom."""
-        asked = self._by_key.get(key)
-        if asked is None or changes != self.changes or response.status_code != 200:
+        entry = self._by_key.get(key)
+        if entry is None or changes != self.changes or response.status_code != 200:
             return
-        if not seconds and max(asked.times, asked.before) <= OFTEN:
+        if not seconds and max(entry.times, entry.before) <= OFTEN:
             return
         if len(response.body) <= LARGEST_BYTES or seconds:
-            asked.response, asked.until_s = response, self._clock() + (seconds or KEPT_S)
+            entry.response, entry.until_s = response, self._clock() + (seconds or KEPT_S)
 
     def changed(self) -> None:
         self.changes += 1
-        for asked in self._by_key.values():
-            asked.response, asked.until_s = None, 0.0
+        for entry in self._by_key.values():
+            entry.response, entry.until_s = None, 0.0

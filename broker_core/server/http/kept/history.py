@@ -111,8 +111,8 @@ class PlotHistory:
         end = self._samples % self._points
         order = np.r_[end : self._points, 0:end]
         found = self._values[rings][:, :, order].astype(np.float64)
-        known = ~np.isnan(found).all(axis=0)
-        summed = np.where(known, np.nansum(found, axis=0), np.nan)
-        first = int(np.argmax(known.any(axis=0)))
+        there = ~np.isnan(found).all(axis=0)
+        summed = np.where(there, np.nansum(found, axis=0), np.nan)
+        first = int(np.argmax(there.any(axis=0)))
         curves = [[None if value != value else value for value in row[first:].tolist()] for row in summed]
         return Plot(self._times[order][first:].tolist(), curves)

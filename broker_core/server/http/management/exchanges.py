@@ -68,9 +68,9 @@ def _declare(call: HttpCall) -> HttpAnswer:
         topology.declare_exchange(change, name, type_, **options)
         return new
 
-    made = call.served.broker.run(work)
+    created = call.served.broker.run(work)
     call.record("exchange.declare", vhost=call.vhost, exchange=name, type=type_)
-    return CREATED if made else DONE
+    return CREATED if created else DONE
 
 
 def _delete(call: HttpCall) -> HttpAnswer:

@@ -41,11 +41,11 @@ def _port(call: HttpCall) -> object:
 
 
 def _protocol(call: HttpCall) -> object:
-    asked = call.params["protocol"].lower()
+    name = call.params["protocol"].lower()
     protocols = sorted({each.protocol for each in call.served.listening()})
-    if asked in protocols:
-        return {**OK, "protocol": asked}
-    return _failed("No active listener", missing=asked[:80], protocols=protocols)
+    if name in protocols:
+        return {**OK, "protocol": name}
+    return _failed("No active listener", missing=name[:80], protocols=protocols)
 
 
 def _certificates(call: HttpCall) -> object:

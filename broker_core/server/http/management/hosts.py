@@ -24,7 +24,7 @@ _LIMITS = {"max-connections": "max_connections", "max-queues": "max_queues", "ma
 # -- virtual hosts -------------------------------------------------------------------------------------------
 def _vhost_row(call: HttpCall, topology: Topology) -> Row:
     found = list(topology.queues.values())
-    held = sum(queue.unacknowledged for queue in found)
+    unacked = sum(queue.unacknowledged for queue in found)
     counts, rate = call.served.rates.of_hosts([topology.vhost])
     return {
         "name": topology.vhost,
@@ -34,8 +34,8 @@ def _vhost_row(call: HttpCall, topology: Topology) -> Row:
         "metadata": {"description": "", "tags": []},
         "tracing": False,
         "cluster_state": {NODE: "running"},
-        **shown.totals(topology.tally.total, held, rate),
-        "message_stats": shown.stats(counts, rate, held),
+        **shown.totals(topology.tally.total, unacked, rate),
+        "message_stats": shown.stats(counts, rate, unacked),
     }
 
 
@@ -118,13 +118,13 @@ def _user(call: HttpCall) -> UserInfo:
 
 def _tags(call: HttpCall) -> list[str]:
     """A list, or a text with commas. Raises Refusal."""
-    given = call.body.get("tags")
-    if given is None:
+    tags = call.body.get("tags")
+    if tags is None:
         raise bad_request("tags_not_present")
-    if isinstance(given, str):
-        return [each.strip() for each in given.split(",") if each.strip()]
-    if isinstance(given, list) and all(isinstance(each, str) for each in given):
-        return given
+    if isinstance(tags, str):
+        return [each.strip() for each in tags.split(",") if each.strip()]
+    if isinstance(tags, list) and all(isinstance(each, str) for each in tags):
+        return tags
     raise bad_request("field 'tags' must be of type string or array")
 
 
@@ -133,8 +133,8 @@ def _put_user(call: HttpCall) -> HttpAnswer:
     if "password_hash" in call.body:
         raise bad_request("password_hash is not taken: give the password itself")
     password = call.get("password", str, "")
-    known = any(each.name == name for each in call.accounts.users() if each.source != "default")
-    if not password and not known:
+    there = any(each.name == name for each in call.accounts.users() if each.source != "default")
+    if not password and not there:
         raise bad_request("a new user needs a password")
     hashed = passwords.hashed(password) if password else ""
     return CREATED if call.accounts.put_user(name, hashed, tags) else DONE

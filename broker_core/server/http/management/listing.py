@@ -136,12 +136,12 @@ def _sorted(column: str, reverse: bool, rows: list[Row]) -> list[Row]:
 
 
 def _columns(query: Mapping[str, str], rows: Iterable[Row]) -> list[Row]:
-    asked = list(dict.fromkeys(each for each in query.get("columns", "").split(",") if each))
-    if not asked:
+    names = list(dict.fromkeys(each for each in query.get("columns", "").split(",") if each))
+    if not names:
         return list(rows)
-    if len(asked) > COLUMNS or any(each.count(".") > LEVELS for each in asked):
+    if len(names) > COLUMNS or any(each.count(".") > LEVELS for each in names):
         raise bad_request(f"at most {COLUMNS} columns, of {LEVELS + 1} levels")
-    return [_only(row, asked) for row in rows]
+    return [_only(row, names) for row in rows]
 
 
 def _only(row: Row, columns: Sequence[str]) -> Row:

@@ -108,11 +108,11 @@ def _publish(call: HttpCall) -> dict[str, bool]:
                 raise bad_request("the payload is not base64") from None
         case other:
             raise bad_request(f"payload_encoding is {other[:80]!r}: give string or base64")
-    given = call.get("properties", dict, {})
-    unknown = sorted(set(given) - set(NAMES))
+    fields = call.get("properties", dict, {})
+    unknown = sorted(set(fields) - set(NAMES))
     if unknown:
         raise bad_request(f"there is no property {unknown[0][:80]!r}")
-    properties = Properties(**given).encode()
+    properties = Properties(**fields).encode()
     command_permissions.publish(call.rights, call.topology, target, routing_key, properties)
     if not call.rights.impersonates:
         check_user_id(properties, call.user)

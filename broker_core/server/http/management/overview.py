@@ -47,11 +47,11 @@ def _overview(call: HttpCall) -> dict[str, object]:
     served, caller = call.served, call.caller
     topologies = visible(served, caller)
     counts, rate = served.rates.of_hosts([each.vhost for each in topologies])
-    messages = held = queues = exchanges = 0
+    messages = unacked = queues = exchanges = 0
     for topology in topologies:
         found = list(topology.queues.values())
         messages += topology.tally.total
-        held += sum(queue.unacknowledged for queue in found)
+        unacked += sum(queue.unacknowledged for queue in found)
         queues += sum(not queue.replies for queue in found)
         exchanges += len(topology.exchanges)
     all_ = looks(caller)
@@ -72,8 +72,8 @@ def _overview(call: HttpCall) -> dict[str, object]:
         "erlang_version": f"Python {platform.python_version()}",
         "disable_stats": False,
         "enable_queue_totals": False,
-        "message_stats": shown.stats(counts, rate, held),
-        "queue_totals": shown.totals(messages, held, rate),
+        "message_stats": shown.stats(counts, rate, unacked),
+        "queue_totals": shown.totals(messages, unacked, rate),
         "object_totals": {
             "queues": queues,
             "exchanges": exchanges,

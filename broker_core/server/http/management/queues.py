@@ -60,9 +60,9 @@ def _declare(call: HttpCall) -> HttpAnswer:
         topology.declare_queue(change, name, **options)
         return new
 
-    made = call.served.broker.run(work)
+    created = call.served.broker.run(work)
     call.record("queue.declare", vhost=call.vhost, queue=name)
-    return CREATED if made else DONE
+    return CREATED if created else DONE
 
 
 def _delete(call: HttpCall) -> HttpAnswer:
