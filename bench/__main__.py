@@ -8,6 +8,7 @@ import argparse
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,6 +96,7 @@ def main() -> None:
     wanted = dict.fromkeys(MEASURES[name] for name in options.only or MEASURES)
     figures: list[Figure] = []
     skipped: dict[str, str] = {}
+    failed = False
     for measure in wanted:
         note(f"{measure.__module__}.{measure.__name__}")
         with tempfile.TemporaryDirectory(prefix="txmq-bench-", dir=options.dir) as folder:
@@ -104,12 +106,19 @@ def main() -> None:
                 note(f"skipped: {reason}")
                 skipped |= {name: str(reason) for name in MEASURES if MEASURES[name] is measure}
                 continue
+            except Exception as error:  # the others of an hour stay
+                traceback.print_exc()
+                skipped |= {name: f"failed: {error!r}" for name in MEASURES if MEASURES[name] is measure}
+                failed = True
+                continue
         for figure in found:
             emit(figure)
         figures += found
     print("\n" + table(figures, skipped))
     if options.write:
         readme.write(figures, options.write)
+    if failed:
+        sys.exit("a figure failed, see above")
 
 
 if __name__ == "__main__":

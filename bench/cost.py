@@ -82,7 +82,7 @@ def arguments(
     connection: pika.BlockingConnection, _client: BrokerClient, times: int
 ) -> Callable[[], Request]:
     channel = _channel(connection, "direct")
-    given = {f"name{number}": {"a": [number] * 20} for number in range(50 * times)}
+    given = {f"name{number}": {"a": [number] * 10} for number in range(50 * times)}
 
     def declare() -> None:
         channel.queue_declare("argued", arguments=given)
