@@ -98,17 +98,18 @@ def main() -> None:
     skipped: dict[str, str] = {}
     failed = False
     for measure in wanted:
+        names = [name for name in MEASURES if MEASURES[name] is measure]
         note(f"{measure.__module__}.{measure.__name__}")
         with tempfile.TemporaryDirectory(prefix="txmq-bench-", dir=options.dir) as folder:
             try:
                 found = measure(Path(folder))
             except Skipped as reason:
                 note(f"skipped: {reason}")
-                skipped |= {name: str(reason) for name in MEASURES if MEASURES[name] is measure}
+                skipped |= dict.fromkeys(names, str(reason))
                 continue
             except Exception as error:  # the others of an hour stay
                 traceback.print_exc()
-                skipped |= {name: f"failed: {error!r}" for name in MEASURES if MEASURES[name] is measure}
+                skipped |= dict.fromkeys(names, f"failed: {error!r}")
                 failed = True
                 continue
         for figure in found:

@@ -29,14 +29,18 @@ class Served:
     http: str | None = None
 
 
+def serve_command(data: Path | str, *more: str, listen: str = "127.0.0.1:0") -> list[str]:
+    """Of ``txmq serve`` in this Python. ``more``: of its arguments."""
+    return [sys.executable, "-m", "txmq", "serve", "--data", str(data), "--listen", listen, *more]
+
+
 @contextlib.contextmanager
 def serving(data: Path, *more: str, amqp: bool = False) -> Iterator[Served]:
     """``txmq serve`` on free ports of loopback, with an AMQP endpoint if ``amqp``; ended cleanly.
 
     ``more``: of its arguments.
     """
-    command = [sys.executable, "-m", "txmq", "serve", "--data", str(data), "--listen", "127.0.0.1:0"]
-    command += ["--amqp", "127.0.0.1:0" if amqp else "none", *more]
+    command = serve_command(data, "--amqp", "127.0.0.1:0" if amqp else "none", *more)
     with (data.parent / f"{data.name}.log").open("ab") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     assert process.stdout is not None

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bench.broker import serve_command
 from bench.ports import free_ports
 from broker_core.client.broker import BrokerClient
 from broker_core.core import endpoint, errors
@@ -411,16 +412,7 @@ def test_verify_says_whether_everything_holds(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_serve_prints_one_ready_line_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "txmq",
-        "serve",
-        "--data",
-        str(tmp_path / "data"),
-        "--listen",
-        "127.0.0.1:0",
-    ]
+    command = serve_command(tmp_path / "data")
     command += ["--amqp", "127.0.0.1:0", "--amqp", "[::1]:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

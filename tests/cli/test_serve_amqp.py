@@ -15,6 +15,7 @@ import pika
 import pytest
 from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker, ProbableAuthenticationError
 
+from bench.broker import serve_command
 from tests.amqp_server import serving
 from tests.forked import Forked
 
@@ -67,18 +68,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capfd: pytest.CaptureFixt
 
 
 def test_none_takes_no_amqp_clients(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "txmq",
-        "serve",
-        "--data",
-        str(tmp_path),
-        "--listen",
-        "127.0.0.1:0",
-        "--amqp",
-        "none",
-    ]
+    command = serve_command(tmp_path, "--amqp", "none")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert len(process.stdout.readline().split()) == 2  # ready txmq://HOST:PORT

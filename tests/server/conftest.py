@@ -6,6 +6,7 @@ Invariant: a broker that a test started, or had started, has ended when the test
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,14 @@ from broker_core.core import endpoint
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, Vector
 from tests.forked import Forked
 from tests.progress import GUARD_S
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class Served:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from bench.broker import serve_command
 from bench.ports import free_ports
 from broker_core.client.broker import BrokerClient
 from tests.progress import GUARD_S, wait_for_end, wait_until
@@ -39,18 +40,7 @@ class Served:
     def start(self, failpoints: str = "") -> None:
         """On the same port as before, with other failpoints."""
         environment = {**os.environ, "TXMQ_FAILPOINTS": failpoints}
-        command = [
-            sys.executable,
-            "-m",
-            "txmq",
-            "serve",
-            "--data",
-            str(self._data),
-            "--listen",
-            self._listen,
-            "--amqp",
-            "none",
-        ]
+        command = serve_command(self._data, "--amqp", "none", listen=self._listen)
         self._close_output()
         with (self._data.parent / "broker.err").open("a") as errors:
             self._process = subprocess.Popen(

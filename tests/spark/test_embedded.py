@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from bench.broker import serve_command
 from broker_core.client.broker import connect
 from broker_core.core.endpoint import read_endpoint
 
@@ -41,18 +41,7 @@ def serve(directory: str, failpoint: str) -> subprocess.Popen[str]:
     none.
     """
     environment = {**os.environ, "TXMQ_FAILPOINTS": f"{failpoint}=kill"}
-    command = [
-        sys.executable,
-        "-m",
-        "txmq",
-        "serve",
-        "--data",
-        directory,
-        "--listen",
-        "127.0.0.1:0",
-        "--amqp",
-        "none",
-    ]
+    command = serve_command(directory, "--amqp", "none")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("ready ")

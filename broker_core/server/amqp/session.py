@@ -46,7 +46,7 @@ from broker_core.server.amqp.tick_commit import TickCommit
 
 
 class DroppedPublish(m.Method, ids=(60, 40), sent_by="client"):
-    """Takes the place of a publish that a handler drops: it still has its number for a confirm."""
+    """A publish that a handler drops: it has its number for a confirm. Not in METHODS, so never decoded."""
 
 
 _HANDS_OUT = (m.BasicGet, m.BasicConsume)

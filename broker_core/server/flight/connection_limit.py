@@ -94,7 +94,7 @@ class FlightConnectionLimit:
             return
         with self._lock:
             self._refusals[peer] += 1
-            if self._refusals[peer] == (LATER_REFUSALS if name in self._proved else REFUSALS) + 1:
+            if self._refusals[peer] in (REFUSALS + 1, LATER_REFUSALS + 1):
                 self._wake.set()
 
     @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import threading
 import weakref
@@ -355,14 +354,6 @@ def test_who_sees_no_replies_leaves_deliveries_as_they_are() -> None:
         assert sum(each.endswith(name) for each in observed) == sum(each.endswith(name) for each in plain), (
             name
         )
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def test_a_connection_with_a_handler_of_its_own_is_freed_without_the_collector(no_collector: None) -> None:

@@ -5,7 +5,6 @@ until a collection, which then stops every client.
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -24,14 +23,6 @@ B, C, H, Q, T = commands.Basic, commands.Connection, commands.Channel, commands.
 def served() -> Iterator[Served]:
     with serving() as found:
         yield found
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def nothing(_client: Peer) -> None:

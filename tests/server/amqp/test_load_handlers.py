@@ -18,6 +18,7 @@ import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
+from bench.broker import serve_command
 from broker_core.core.errors import OptionError
 from broker_core.server.amqp.handlers.load import GROUP, load
 from tests.progress import GUARD_S
@@ -182,18 +183,8 @@ class Serve:
             "PYTHONPATH": os.pathsep.join(map(str, [root, *([path] if path else [])])),
         }
         more = [word for option in options for word in ("--handler-option", option)]
-        command = [
-            sys.executable,
-            "-m",
-            "txmq",
-            "serve",
-            "--data",
-            str(folder / "data"),
-            "--listen",
-            "127.0.0.1:0",
-        ]
         self._process = subprocess.Popen(
-            [*command, "--amqp", amqp, "--handler", name, *more],
+            serve_command(folder / "data", "--amqp", amqp, "--handler", name, *more),
             cwd=folder,
             env=environment,
             text=True,

@@ -17,6 +17,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from bench.broker import serve_command
 from broker_core.arrow.parts import stream_of
 from broker_core.client.broker import BrokerClient, connect
 from broker_core.core import endpoint, errors
@@ -324,18 +325,7 @@ def test_data_directory_in_use_is_refused_and_names_the_owner(served: Served) ->
     served.start()
     with pytest.raises(errors.DataDirectoryLocked, match=f"in use by process {served.pid}"):
         Broker.open(served.directory)
-    command = [
-        sys.executable,
-        "-m",
-        "txmq",
-        "serve",
-        "--data",
-        str(served.directory),
-        "--listen",
-        "127.0.0.1:0",
-        "--amqp",
-        "none",
-    ]
+    command = serve_command(served.directory, "--amqp", "none")
     second = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert second.returncode == 1
     assert second.stdout == ""
