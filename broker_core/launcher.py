@@ -96,7 +96,7 @@ class Broker:
             self._logins = Logins(
                 self._local.state.users,
                 audit,
-                given=options.users,
+                file_users=options.users,
                 token=token,
                 open_to_anonymous=not listeners.token_only,
             )
@@ -148,10 +148,10 @@ class Broker:
             *(self._local, self.engines, self.accounts, self.vhosts, self._logins, self.quotas),
             self._directory,
             cluster=options.amqp_options.cluster_name,
-            connections=self._amqp.shown if self._amqp is not None else tuple,
+            connections=self._amqp.connection_infos if self._amqp is not None else tuple,
             urls=lambda: (self.url, *self.amqp_urls, *self.http_urls),
             flight_calls=self._server.calls_in_progress,
-            named=self._server.named,
+            with_clients=self._server.with_clients,
         )
         if self._http is not None:
             undo.callback(self._http.stop)

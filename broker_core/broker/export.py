@@ -49,9 +49,9 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Definable:
-    """What definitions can say of a broker. ``given``: users of a file."""
+    """What definitions can say of a broker. ``file_users``: of ``--users``."""
 
-    given: list[str]
+    file_users: list[str]
     users: list[tuple[str, UserRecord]]
     permissions: list[tuple[tuple[str, str], PermissionRecord]]
     topics: list[tuple[tuple[str, str], list[TopicPermissionRecord]]]
@@ -62,7 +62,7 @@ def definable(state: BrokerState) -> Definable:
     """Under the lock."""
     users, hosts = state.users, state.virtual_hosts
     return Definable(
-        list(users.given - users.by_name.keys()),
+        list(users.file_users - users.by_name.keys()),
         list(users.by_name.items()),
         list(users.permissions.items()),
         [(key, list(topics.values())) for key, topics in users.topics.items()],
@@ -84,7 +84,7 @@ def _host(limits: VhostRecord, topology: Topology) -> Host:
 def document(found: Definable, version: str) -> Exported:
     """Needs no lock."""
     skipped = [
-        Skipped("user", name, "", "it is in the file of serve --users") for name in sorted(found.given)
+        Skipped("user", name, "", "it is in the file of serve --users") for name in sorted(found.file_users)
     ]
     vhosts = sorted(found.vhosts, key=_NAME)
     written: dict[str, Any] = {"product_name": "txmq", "product_version": version}

@@ -65,7 +65,7 @@ class StatusReader:
                 vhosts=len(state.virtual_hosts.by_name),
                 queues=len(queues),
                 messages=sum(messages for messages, _ in counts),
-                unacknowledged=sum(held for _, held in counts),
+                unacknowledged=sum(unacked for _, unacked in counts),
                 connections=sum(map(self._vhosts.connections, state.virtual_hosts.by_name)),
                 channels=len(self._broker.held.channels()),
                 prepared=len(state.prepared.by_key),

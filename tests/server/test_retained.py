@@ -105,7 +105,7 @@ def heuristic_outcomes(broker: Broker, things: Things, low: pytest.MonkeyPatch, 
     low.setattr(heuristics, "MOST_HEURISTIC", LOW)
     known = broker._local.state.names.heuristics
     users = broker._local.state.users
-    users.given = frozenset()
+    users.file_users = frozenset()
 
     def add(_state: BrokerState, change: Change, _now: int) -> None:
         for user in {user for user, _ in things} | {"another"}:
@@ -240,7 +240,7 @@ def prepared_transactions(
 def answers(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     low.setattr(rights, "KEPT", LOW)
     users = broker._local.state.users
-    users.given = frozenset()
+    users.file_users = frozenset()
     of = {user: Rights(users, user) for user, _ in things}
 
     def permit(_state: BrokerState, change: Change, _now: int) -> None:
@@ -481,7 +481,7 @@ def test_what_outlives_a_call_is_bounded_for_one_user_and_for_a_thousand(
     what: str, users: int, broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     people = [f"user{number}" for number in range(users)]
-    broker._local.state.users.given = frozenset(people)
+    broker._local.state.users.file_users = frozenset(people)
     things = [(user, f"{number}-{user}") for number in range(THINGS // users) for user in people]
     kept, bound = ROWS[what].fill(broker, things, monkeypatch, tmp_path)
     assert 0 < kept <= bound, (kept, bound)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def administered(users: Mapping[str, UserRecord], listed: Collection[str]) -> bool:
-    """``users``: those of the catalog; ``given``: those of ``--users``, whose passwords hold. Without any,
+    """``users``: those of the catalog; ``listed``: those of ``--users``, whose passwords hold. Without any,
     the default user is one.
     """
     if not users or any(name not in users for name in listed):
@@ -34,10 +34,10 @@ def is_administrator(user: UserRecord, listed: Collection[str] = ()) -> bool:
 
 def keep_one(users: Users, change: Callable[[], T]) -> T:
     """Raises OptionError, in a work that is undone then, if ``change`` has taken the last administrator."""
-    before = administered(users.by_name, users.given)
+    before = administered(users.by_name, users.file_users)
     done = change()
     if before:
-        require_one(users.by_name, users.given)
+        require_one(users.by_name, users.file_users)
     return done
 
 

@@ -75,8 +75,8 @@ class Shares:
     def most(self, user: str, total: int) -> int:
         """Returns how much of ``total`` the user may have; "": the owner of the data directory."""
         users = self._users
-        has_all = not user or ADMINISTRATOR in users.tags(user) or len({*users.by_name, *users.given}) < 2
-        return total if has_all else self._part(total)
+        alone = len({*users.by_name, *users.file_users}) < 2
+        return total if alone or not user or ADMINISTRATOR in users.tags(user) else self._part(total)
 
     def over(self, user: str, amount: int, total: int) -> int:
         """Returns how much ``amount`` of the user is above what it may have; 0 or less: it fits."""

@@ -53,7 +53,7 @@ _XID, _WRITE = "xid@", "write@"
 
 
 class Users:
-    """``given``: users that the catalog does not keep (``--users``)."""
+    """``file_users``: those that the catalog does not keep (``--users``)."""
 
     def __init__(self, undo: Undo) -> None:
         self._undo = undo
@@ -64,7 +64,7 @@ class Users:
         self.apps: dict[tuple[str, str], str] = {}  # (vhost, app_id) -> user
         self.apps_of: dict[str, dict[tuple[str, str], None]] = {}  # the same by user
         self.writes: dict[tuple[str, str], str] = {}  # (vhost, token) -> user, of open batch writes
-        self.given: frozenset[str] = frozenset()
+        self.file_users: frozenset[str] = frozenset()
         self.epoch: object = object()
 
     def restore(
@@ -88,10 +88,10 @@ class Users:
     @property
     def default(self) -> bool:
         """No user was ever added: the default user exists, and may do everything."""
-        return not self.by_name and not self.given
+        return not self.by_name and not self.file_users
 
     def exists(self, name: str) -> bool:
-        return name in self.by_name or name in self.given or (self.default and name == DEFAULT_USER)
+        return name in self.by_name or name in self.file_users or (self.default and name == DEFAULT_USER)
 
     def trusts(self, name: str) -> bool:
         """Whether the user may do everything, without a record that says so: the default user, and one that
@@ -128,7 +128,7 @@ class Users:
         Raises OptionError: there is no such user, or no other, because the default user would come back.
         """
         self._user(name)
-        if len(self.by_name) == 1 and not self.given - {name}:
+        if len(self.by_name) == 1 and not self.file_users - {name}:
             raise OptionError(
                 f"user '{name}' is the last one: without users the default user '{DEFAULT_USER}' comes back",
                 "add another user first",
@@ -247,7 +247,7 @@ class Users:
         if name in self.by_name:
             return self.by_name[name]
         if self.exists(name):
-            what = "in the users file alone" if name in self.given else "the default user"
+            what = "in the users file alone" if name in self.file_users else "the default user"
             raise OptionError(
                 f"user '{name}' is {what}, and has all permissions",
                 "add it with `txmq user add`, to give it others",

@@ -49,14 +49,14 @@ def _word(
     """A rule of users as a word of the operator, with the rule's signature and text. The audit log has what
     it was given, without the password.
     """
-    known = inspect.signature(rule)
-    signature = known.replace(
-        parameters=[each for each in known.parameters.values() if each.name != "change"]
+    rule_signature = inspect.signature(rule)
+    signature = rule_signature.replace(
+        parameters=[each for each in rule_signature.parameters.values() if each.name != "change"]
     )
 
     @functools.wraps(rule)
-    def call(accounts: Accounts, /, *positional: P.args, **named: P.kwargs) -> None:
-        bound = signature.bind(accounts, *positional, **named)
+    def call(accounts: Accounts, /, *positional: P.args, **keywords: P.kwargs) -> None:
+        bound = signature.bind(accounts, *positional, **keywords)
         bound.apply_defaults()
         values = {name: value for name, value in bound.arguments.items() if name != "self"}
         if "password_hash" in values:
@@ -65,7 +65,7 @@ def _word(
             _WRITTEN.get(name, name): value for name, value in values.items() if name != "password_hash"
         }
         accounts._change(
-            lambda state, change: rule(state.users, change, *positional, **named), word, **written
+            lambda state, change: rule(state.users, change, *positional, **keywords), word, **written
         )
 
     call.__annotations__ = {name: kind for name, kind in rule.__annotations__.items() if name != "change"}
@@ -83,7 +83,7 @@ class Accounts(Audited):
 
     def users(self) -> list[UserInfo]:
         with self._broker.look as state:
-            saved, listed = dict(state.users.by_name), set(state.users.given)
+            saved, listed = dict(state.users.by_name), set(state.users.file_users)
         if not saved and not listed:
             return [UserInfo(DEFAULT_USER, (ADMINISTRATOR,), "default")]
         return [
@@ -143,7 +143,7 @@ class Accounts(Audited):
             users = state.users
             permissions = list(users.permissions.values())
             topics = [each for found in users.topics.values() for each in found.values()]
-            trusted = [name for name in {*users.given, DEFAULT_USER} if users.trusts(name)]
+            trusted = [name for name in {*users.file_users, DEFAULT_USER} if users.trusts(name)]
             vhosts = list(state.virtual_hosts.by_name)
         listed = [
             *(
@@ -180,7 +180,7 @@ class Accounts(Audited):
         try:
             found = definitions_module.read(definitions, self._target(vhost))
             self._keep_administrator(found)
-            listed = self._broker.state.users.given
+            listed = self._broker.state.users.file_users
             pieces, needed = list(import_pieces.pieces(found, listed)), import_pieces.Needed(found)
             done = [self._checked(needed.with_needs(piece)) for piece in pieces]
         except TxmqError as error:
@@ -205,7 +205,7 @@ class Accounts(Audited):
     def _keep_administrator(self, found: definitions_module.Definitions) -> None:
         """Raises OptionError."""
         with self._broker.look as state:
-            users, listed = dict(state.users.by_name), state.users.given
+            users, listed = dict(state.users.by_name), state.users.file_users
         if found.users and administered(users, listed):
             require_one(users | {user.name: user for user in found.users}, listed)
 

@@ -23,11 +23,11 @@ OWNER = Identity("", owner=True)
 
 
 class Standing(Enum):
-    """What can be said of the credentials of a call at once. ``known``: they are right, or were a moment ago.
-    ``unproven``: a check may take its time.
+    """What can be said of the credentials of a call at once. ``proven``: they are right, or were a moment
+    ago. ``unproven``: a check may take its time.
     """
 
-    known = auto()
+    proven = auto()
     unproven = auto()
     refused = auto()
 

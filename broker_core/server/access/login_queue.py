@@ -50,7 +50,7 @@ class LoginQueue:
         self._turns = 0
         self._arrivals = 0
         self._size = 0
-        self._held: dict[tuple[str, str], int] = {}  # how many wait, of an address and for a user
+        self._counts: dict[tuple[str, str], int] = {}  # how many wait, of an address and for a user
 
     def __len__(self) -> int:
         return self._size
@@ -60,7 +60,7 @@ class LoginQueue:
         return len(self) < WAITING and pair not in self._waiting and pair not in self._checked
 
     def of_network(self, network: str) -> int:
-        return self._held.get(("network", network), 0)
+        return self._counts.get(("network", network), 0)
 
     def like(self, pair: Pair, digest: bytes) -> Login | None:
         """One that waits with the same password: to check it once tells no more than to check it twice."""
@@ -139,7 +139,7 @@ class LoginQueue:
 
     def _weight(self, login: Login) -> _Rank:
         """The highest gives way."""
-        network, user = (self._held[key] for key in _keys(login))
+        network, user = (self._counts[key] for key in _keys(login))
         return (not self._throttle.met(login.user, login.pair[0]), network, user, login.number)
 
     def _remove(self, login: Login) -> None:
@@ -152,9 +152,9 @@ class LoginQueue:
     def _count(self, login: Login, by: int) -> None:
         self._size += by
         for key in _keys(login):
-            left = self._held.pop(key, 0) + by
+            left = self._counts.pop(key, 0) + by
             if left:
-                self._held[key] = left
+                self._counts[key] = left
 
 
 def _keys(login: Login) -> tuple[tuple[str, str], tuple[str, str]]:

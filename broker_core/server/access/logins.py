@@ -34,7 +34,7 @@ WAITING = 64  # calls of Flight that wait for their check: each holds a thread
 class Logins:
     """Implements ``identity.Authenticator``.
 
-    ``given``: users of ``--users``, with passwords or hashes. ``token``: of ``endpoint.json``; "": there is
+    ``file_users``: of ``--users``, with passwords or hashes. ``token``: of ``endpoint.json``; "": there is
     none. ``open_to_anonymous``: while nobody has added a user, a call of this host needs no login, and the
     default user logs in from there.
     """
@@ -44,7 +44,7 @@ class Logins:
         users: Users,
         audit: Audit | None = None,
         *,
-        given: Mapping[str, str] | None = None,
+        file_users: Mapping[str, str] | None = None,
         token: str = "",
         open_to_anonymous: bool = True,
     ) -> None:
@@ -52,7 +52,7 @@ class Logins:
         self._users = users
         self._token = token.encode()
         self._open = open_to_anonymous
-        self._checks = PasswordChecks(users, self.audit, given or {}, open_to_anonymous)
+        self._checks = PasswordChecks(users, self.audit, file_users or {}, open_to_anonymous)
         self._lock = threading.Lock()
         self._proved: OrderedDict[tuple[str, bytes], str] = OrderedDict()  # by connection and digest
         self._rights: dict[tuple[str, str, bool], Rights] = {}
@@ -107,9 +107,9 @@ class Logins:
         if credentials is None:
             return Standing.unproven if self._open and self._users.default else Standing.refused
         if isinstance(credentials, Bearer):
-            return Standing.known if self._is_token(credentials.token) else Standing.refused
+            return Standing.proven if self._is_token(credentials.token) else Standing.refused
         remembered = self._checks.remembers(credentials.user, credentials.password)
-        return Standing.known if remembered else Standing.unproven
+        return Standing.proven if remembered else Standing.unproven
 
     def _is_token(self, token: str) -> bool:
         return bool(self._token) and hmac.compare_digest(self._token, token.encode(errors="surrogateescape"))

@@ -58,8 +58,8 @@ class PasswordChecks:
         self._audit = audit
         self._open = open_
         self._secret = os.urandom(32)
-        self._listed = {name: self._kept(name, text) for name, text in listed.items()}
-        users.given = frozenset(self._listed)
+        self._listed = {name: self._verifier(name, text) for name, text in listed.items()}
+        users.file_users = frozenset(self._listed)
         self._found_costs: tuple[object, frozenset[passwords.Cost]] = (None, frozenset())
         self._throttle = Throttle(self._secret)
         self._queue = LoginQueue(self._throttle)
@@ -85,7 +85,7 @@ class PasswordChecks:
         stored = self.kept_of(user)
         with self._work:
             again = self._wrong.get((login.pair[0], login.digest)) == (stored or "")
-            proven = not again and self._known(login, stored)
+            proven = not again and self._recognises(login, stored)
             refused = None if again or proven else self._enter(login, answer)
         if again:  # who sends one wrong password all the time guesses nothing, and stops nobody
             self.refused(user, address, WRONG)
@@ -98,7 +98,7 @@ class PasswordChecks:
                 raise LoginRefused(*TOO_MANY)
         return answer
 
-    def _known(self, login: Login, text: str | None) -> bool:
+    def _recognises(self, login: Login, text: str | None) -> bool:
         """Whether this password was right before, and a login would be checked now."""
         network, user = login.pair
         if text is None or self._right.get(login.digest) != text or not self._queue.would_be_next(login.pair):
@@ -263,7 +263,7 @@ class PasswordChecks:
             self._found_costs = epoch, costs
         return costs
 
-    def _kept(self, user: str, text: str) -> str:
+    def _verifier(self, user: str, text: str) -> str:
         return text if passwords.is_hash(text) else "=" + self.digest(user, text).hex()
 
     def remembers(self, user: str, password: str) -> bool:

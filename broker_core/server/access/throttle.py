@@ -62,13 +62,13 @@ class Throttle:
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
-        self._known: OrderedDict[str, _Address] = OrderedDict()
+        self._addresses: OrderedDict[str, _Address] = OrderedDict()
         self._counters = 0
         self._met: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def __len__(self) -> int:
         """How many counters there are."""
-        return len(self._known) + self._counters
+        return len(self._addresses) + self._counters
 
     def met(self, user: str, network: str) -> bool:
         """Whether the user has logged in from there."""
@@ -76,7 +76,7 @@ class Throttle:
 
     def free_at(self, user: str, network: str, now: float) -> float:
         """The time from which on a login may be checked; not later than ``now``: at once."""
-        found = self._known.get(network)
+        found = self._addresses.get(network)
         if found is None:
             return now
         at = now
@@ -91,7 +91,7 @@ class Throttle:
 
     def take(self, user: str, network: str, now: float) -> None:
         """A login is checked, or answered as one that is checked."""
-        found = self._known.get(network)
+        found = self._addresses.get(network)
         if found is None:
             return
         if found.all.failures > FREE and not self.met(user, network):
@@ -102,15 +102,15 @@ class Throttle:
 
     def failures(self, network: str) -> int:
         """Of all users of an address."""
-        found = self._known.get(network)
+        found = self._addresses.get(network)
         return 0 if found is None else found.all.failures
 
     def failed(self, user: str, network: str, now: float) -> None:
-        found = self._known.get(network)
+        found = self._addresses.get(network)
         if found is None:
-            found = self._known[network] = _Address()
+            found = self._addresses[network] = _Address()
         else:
-            self._known.move_to_end(network)
+            self._addresses.move_to_end(network)
         slot = self._slot(user)
         one = found.by_slot.get(slot)
         if one is None:
@@ -119,8 +119,8 @@ class Throttle:
         found.all.fail(now)
         one.fail(now)
         one.next_at = max(one.next_at, now + one.pause_s)
-        while len(self._known) > ADDRESSES or (self._counters > COUNTERS and len(self._known) > 1):
-            _, oldest = self._known.popitem(last=False)
+        while len(self._addresses) > ADDRESSES or (self._counters > COUNTERS and len(self._addresses) > 1):
+            _, oldest = self._addresses.popitem(last=False)
             self._counters -= len(oldest.by_slot)
 
     def succeeded(self, user: str, network: str) -> None:

@@ -52,7 +52,7 @@ class Vhosts(Audited):
                 sum(not queue.replies for queue in queues),
                 self.connections(name),
                 sum(self._broker.shown(queues, _messages)),
-                *(_shown(getattr(limits, limit)) for limit in LIMITS),
+                *(_limit_or_none(getattr(limits, limit)) for limit in LIMITS),
             )
             for name, queues, limits in sorted(found, key=itemgetter(0))
         ]
@@ -155,5 +155,5 @@ def _messages(queue: Queue) -> int:
     return queue.messages
 
 
-def _shown(limit: int) -> int | None:
+def _limit_or_none(limit: int) -> int | None:
     return None if limit == NO_LIMIT else limit

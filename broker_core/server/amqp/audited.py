@@ -41,9 +41,9 @@ def failed(connection: ClientConnection, method: m.Method | None, error: BaseExc
         refused(connection, method.NAME if method is not None else "", error.summary)
 
 
-def refused(connection: ClientConnection, asked: str, why: str, vhost: str | None = None) -> None:
+def refused(connection: ClientConnection, request: str, why: str, vhost: str | None = None) -> None:
     """``vhost``: that it asked for and did not enter."""
-    _record(connection, "refused", vhost, asked=asked, why=why)
+    _record(connection, "refused", vhost, asked=request, why=why)
 
 
 def _record(connection: ClientConnection, event: str, vhost: str | None = None, **what: object) -> None:

@@ -181,7 +181,7 @@ class AmqpServer(LoopThread):
             for each in tuple(self.connections)
         )
 
-    def shown(self) -> list[ConnectionInfo]:
+    def connection_infos(self) -> list[ConnectionInfo]:
         """For any thread: those that are open, oldest first."""
         found = list(self.connections.items())
         return [connection_info(each, at) for each, at in found if each.state is ConnectionState.open]

@@ -114,7 +114,7 @@ class Session:
         self.last_queue = ""
         self.replies = ""
         self.ordinary = b""  # properties of the last publish that needed nothing but its queues
-        self.named = transaction_exchange.NamedTransaction()
+        self.transaction_name = transaction_exchange.NamedTransaction()
         self._backlog = Backlog()
         self._commands = server.commands
         self._loop = server.loop
@@ -335,19 +335,19 @@ def sender(session: Session, tag: str, queue: str) -> Send:
         if connection.observed is not None:
             return observed(consumer, first_tag, redelivered, rows)
         messages = [row[4:8] for row in rows]
-        given = 0
+        total = 0
         try:
             if len(messages) == 1:
                 write(encode(first_tag, redelivered[0], *messages[0]))
                 return 1
-            while given < len(messages) and consumer.writable:
+            while total < len(messages) and consumer.writable:
                 room = FLUSH_BYTES - out.size
-                data, count = encode_many(first_tag + given, redelivered[given:], messages[given:], room)
+                data, count = encode_many(first_tag + total, redelivered[total:], messages[total:], room)
                 write(data)
-                given += count
+                total += count
         except PreconditionFailed as error:
             _refuse(session, consumer, error)
-        return given
+        return total
 
     def observed(
         consumer: Consumer, first_tag: int, redelivered: Sequence[bool], rows: Sequence[InboxRow]

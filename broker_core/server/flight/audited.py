@@ -44,11 +44,11 @@ WRITTEN: dict[str, tuple[str, ...]] = {
 }
 
 
-def carried_out(audit: Audit, caller: Caller, call: str, given: Mapping[str, object]) -> None:
+def carried_out(audit: Audit, caller: Caller, call: str, arguments: Mapping[str, object]) -> None:
     names = WRITTEN.get(call)
-    if names is None or given.get("passive"):
+    if names is None or arguments.get("passive"):
         return
-    what = {name: given[name] for name in names if name in given}
+    what = {name: arguments[name] for name in names if name in arguments}
     recorder(audit, caller)(call, vhost=caller.state.vhost, **what)
 
 

@@ -66,7 +66,7 @@ class FlightChannels:
         broker.held.add_listener(self.close_one, call_permissions.clients.connections)
 
     @property
-    def held(self) -> int:
+    def count(self) -> int:
         return len(self._entries)
 
     def own(self, caller: Caller, channel_id: str) -> str:

@@ -85,7 +85,7 @@ class FlightClients:
             for peer, heard in found
         ]
 
-    def named(self, vhost: str, found: Iterable[StagedBatch]) -> list[StagedBatch]:
+    def with_clients(self, vhost: str, found: Iterable[StagedBatch]) -> list[StagedBatch]:
         """The staged batches with who opened each, and how long it is silent, where that is known."""
         now, rows = time.monotonic(), []
         with self._lock:

@@ -55,7 +55,7 @@ class FlightConnectionLimit:
         self.gone, self._handshake_s = [gone], handshake_s
         self._look_s = LOOK_SELDOM_S if of_this_host else LOOK_S
         self._lock = threading.Lock()
-        self._asked: Counter[Peer] = Counter()  # logins that are being checked
+        self._checks: Counter[Peer] = Counter()  # logins that are being checked
         self._proved: dict[str, tuple[Peer, float]] = {}  # by gRPC's name; and since when
         self._seen: dict[Peer, float] = {}  # that have not logged in
         self._refusals: Counter[Peer] = Counter()
@@ -115,14 +115,14 @@ class FlightConnectionLimit:
                     self._proved[name] = (peer, time.monotonic())
 
         with self._lock:
-            self._asked[peer] += 1
+            self._checks[peer] += 1
         try:
             yield prove
         finally:
             with self._lock:
-                self._asked[peer] -= 1
-                if not self._asked[peer]:
-                    del self._asked[peer]
+                self._checks[peer] -= 1
+                if not self._checks[peer]:
+                    del self._checks[peer]
 
     # -- the thread ------------------------------------------------------------------------------------------
     def _run(self, kernel: KernelSockets, ports: Callable[[], Sequence[int]]) -> None:
@@ -180,7 +180,7 @@ class FlightConnectionLimit:
             proved = {peer for peer, _ in self._proved.values()}
             most = {True: LATER_REFUSALS, False: REFUSALS}
             flooding = {peer for peer, number in self._refusals.items() if number > most[peer in proved]}
-            safe = (proved | set(self._asked)) - flooding
+            safe = (proved | set(self._checks)) - flooding
             large = {each.peer for each in found if each.received > BYTES and each.peer in self._seen} - safe
             over = {each.inode for each in found if each.peer in flooding | large} - {0}
         let_go = {each.inode for each in found if each.peer in safe} & self._stalled
@@ -196,14 +196,14 @@ class FlightConnectionLimit:
             for name in left:
                 del self._proved[name]
                 self._quota.leave(name)
-            proved, asked = {peer for peer, _ in self._proved.values()}, set(self._asked)
+            proved, checking = {peer for peer, _ in self._proved.values()}, set(self._checks)
         for name in left:
             for tell in self.gone:
                 tell(name)
         waiting = [each for each in found if each.peer not in proved]
         self._seen = {each.peer: self._seen.get(each.peer, now) for each in waiting}
         waiting.sort(key=lambda each: self._seen[each.peer])
-        idle = [each for each in waiting if each.peer not in asked]
+        idle = [each for each in waiting if each.peer not in checking]
         ending = {each for each in idle if now - self._seen[each.peer] > self._handshake_s}
         most_waiting = min(WAITING, max(self.limit // 2, 1))
         over = max(len(waiting) - most_waiting, len(found) - self.limit) - len(ending)

@@ -90,11 +90,11 @@ class _Threads:
         for _ in range(FIRST_THREADS):
             self._start()
 
-    def submit(self, function: Callable[..., T], /, *args: Any, **named: Any) -> Future[T]:
+    def submit(self, function: Callable[..., T], /, *args: Any, **keywords: Any) -> Future[T]:
         """It raises nothing: that would end the thread that takes all calls."""
         done: Future[T] = Future()
         with self._lock:
-            self._work.put((done, partial(function, *args, **named)))
+            self._work.put((done, partial(function, *args, **keywords)))
             self._idle -= 1
             if self._idle < 0 and self._count < THREADS:
                 with contextlib.suppress(RuntimeError):  # none can be started now: those there are take it
@@ -135,9 +135,9 @@ class _Threads:
 class _AtOnce(ThreadPoolExecutor):
     """The thread that takes all calls."""
 
-    def submit(self, function: Callable[..., T], /, *args: Any, **named: Any) -> Future[T]:
+    def submit(self, function: Callable[..., T], /, *args: Any, **keywords: Any) -> Future[T]:
         done: Future[T] = Future()
-        done.set_result(function(*args, **named))
+        done.set_result(function(*args, **keywords))
         return done
 
 

@@ -169,16 +169,16 @@ class FlightServer:
         what = f"unknown action {kind}.{word}; client and broker are of different versions"
         raise errors.RemoteProtocolError(what)
 
-    def named(self, vhost: str, found: list[StagedBatch]) -> list[StagedBatch]:
+    def with_clients(self, vhost: str, found: list[StagedBatch]) -> list[StagedBatch]:
         """Returns the staged batches with who opened each, where that is known."""
-        return self._call_permissions.clients.named(vhost, found)
+        return self._call_permissions.clients.with_clients(vhost, found)
 
     def _engine_word(self, caller: Caller, word: str) -> Callable[..., object]:
         engine = self._engine(caller)
         if word == "wait":
             return partial(_wait, engine, self._stopping, caller)
         if word == "staged_batches":
-            return lambda: self.named(caller.state.vhost, engine.staged_batches())
+            return lambda: self.with_clients(caller.state.vhost, engine.staged_batches())
         return cast(Callable[..., object], getattr(engine, word))
 
     def _read(self, caller: Caller, ticket: ReadTicket) -> bytes:
@@ -195,9 +195,9 @@ class FlightServer:
         arguments = contract.decode_arguments(f"admin.{word}", function, body)
         self._call_permissions.check(call_permissions.ADMIN, word, caller, arguments)
         if word in transactions.WORDS:
-            named = Transactions(self._broker, caller, HistoryReader(self._broker, self._engines))
-            answer = getattr(named, word)(**arguments)
-            arguments["of"] = named.decided_for
+            service = Transactions(self._broker, caller, HistoryReader(self._broker, self._engines))
+            answer = getattr(service, word)(**arguments)
+            arguments["of"] = service.decided_for
         elif word in audited.ACCOUNTS:
             owner: Audited = function.__self__  # type: ignore[attr-defined]  # a method of it
             return getattr(owner.by(audited.recorder(self.logins.audit, caller)), word)(**arguments)
@@ -212,7 +212,7 @@ class FlightServer:
 
     def _give_up(self) -> bool:
         """Whether this broker ends now, so that the caller can open its directory."""
-        used = self._calls.in_progress > 1 or self._channels.held
+        used = self._calls.in_progress > 1 or self._channels.count
         if self.gives_up and not used:
             self.given_up.set()
         return self.given_up.is_set()

@@ -117,12 +117,12 @@ class Application:
 
     async def _answer(self, handlers: Handlers, request: Request) -> Response:
         caller = None
-        asked = method = request.scope["method"]
+        action = method = request.scope["method"]
         try:
             route = handlers.get("GET" if method == "HEAD" else method)
             if route is None:
                 return _not_allowed(request, handlers)
-            asked = f"{route.method} {route.path}"
+            action = f"{route.method} {route.path}"
             headers = _headers(request)
             if route.waits:
                 _check_origin(headers)
@@ -138,9 +138,9 @@ class Application:
             if route.need == "vhost":
                 caller = gate.within(self._served, caller, params.get("vhost", ""))
             key = _key(route, request, caller)
-            kept = self._cache.find(key) if key is not None else None
-            if kept is not None:
-                return kept
+            cached = self._cache.find(key) if key is not None else None
+            if cached is not None:
+                return cached
             most = self._options.body_bytes if visit is None else entrance.FORM_BYTES
             with self._room(caller):
                 found = await self._body(request, most) if _has_body(headers) else b""
@@ -159,15 +159,15 @@ class Application:
                 self._cache.keep(key, response, changes, route.kept_s)
             return response
         except HttpRefusal as refusal:
-            return self._refused(request, caller, asked, refusal)
+            return self._refused(request, caller, action, refusal)
         except TxmqError as error:
-            return self._refused(request, caller, asked, refusal_of(error))
+            return self._refused(request, caller, action, refusal_of(error))
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception:
-            logger.exception("%s failed", asked)
+            logger.exception("%s failed", action)
             failed = HttpRefusal(500, "internal_error", "the broker's log has the reason")
-            return self._refused(request, caller, asked, failed)
+            return self._refused(request, caller, action, failed)
 
     def _room(self, caller: Caller) -> AbstractContextManager[None]:
         """Nobody takes none: who sends a login slowly, or guesses, would keep others from their login. Its
@@ -204,12 +204,12 @@ class Application:
         threads = self._waiting if route.waits else self._beside
         return await loop.run_in_executor(threads, partial(_answered, route, call))
 
-    def _refused(self, request: Request, caller: Any, asked: str, refusal: HttpRefusal) -> Response:
+    def _refused(self, request: Request, caller: Any, action: str, refusal: HttpRefusal) -> Response:
         if refusal.denied and caller is not None:
-            told = {"listener": "http", "vhost": caller.state.vhost, "asked": asked, "why": refusal.reason}
+            told = {"listener": "http", "vhost": caller.state.vhost, "asked": action, "why": refusal.reason}
             who = caller.identity.user, caller.address
             self._served.logins.audit.record("refused", *who, **told)
-            logger.info("%s of user '%s' at %s is refused: %s", asked, *who, refusal.reason)
+            logger.info("%s of user '%s' at %s is refused: %s", action, *who, refusal.reason)
         return _told(request, refusal, page=entrance.is_page(request.scope["path"]))
 
     async def _body(self, request: Request, most: int) -> bytes:
@@ -383,7 +383,7 @@ def _response(found: object) -> Response:
 
 
 def _json(value: object) -> str:
-    return pieces.dumps(value, default=_shown, allow_nan=False)
+    return pieces.dumps(value, default=_json_value, allow_nan=False)
 
 
 def _finite(value: object) -> object:
@@ -395,7 +395,7 @@ def _finite(value: object) -> object:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _shown(value: object) -> object:
+def _json_value(value: object) -> object:
     """What JSON has no type for: of the arguments and headers of AMQP."""
     if isinstance(value, (bytes, bytearray)):
         return value.decode("utf-8", "replace")

@@ -110,7 +110,7 @@ class HttpCall:
         if missing:
             raise bad_request(f"[{','.join(missing)}]")
 
-    def asked(self, name: str) -> bool:
+    def flag(self, name: str) -> bool:
         """A flag of the query."""
         return self.query.get(name, "").lower() == "true"
 

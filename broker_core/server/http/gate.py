@@ -73,9 +73,9 @@ async def log_in(served: Served, connection: HttpConnection, header: str, host: 
     _check_host(served, host)
     digest = blake2b(header.encode("latin-1"), key=_SECRET, digest_size=32).digest()
     proved = connection.proved.get(digest)
-    known = _still(served, connection, *proved) if proved is not None else None
-    if known is not None:
-        return known
+    previous = _still(served, connection, *proved) if proved is not None else None
+    if previous is not None:
+        return previous
     user, password = read_basic(header)
     basis = served.logins.basis(
         user, connection.address

@@ -74,13 +74,13 @@ class _Totals:
         self.duplicates = served.broker.state.messages.admission.duplicates.total
         self.delayed = sum(queue.messages for each in hosts for _, queue in each.delayed())
         self.messages = sum(topology.tally.total for topology in hosts)
-        self.held = sum(queue.unacknowledged for queue in queues)
+        self.unacked = sum(queue.unacknowledged for queue in queues)
         self.queues = sum(not queue.replies for queue in queues)
         self.consumers = sum(len(queue.consumers) for queue in queues if queue.consumers)
         self.counts, _ = served.rates.of_hosts([each.vhost for each in hosts])
-        held = served.broker.held.all()
+        channels = served.broker.held.all()
         self.channels = {
-            listener: sum(not channel.closed and holder.listener == listener for channel, holder in held)
+            listener: sum(not channel.closed and holder.listener == listener for channel, holder in channels)
             for listener in ("amqp", "flight")
         }
         self.connections = len(served.connections())
@@ -100,7 +100,7 @@ def _ours(call: HttpCall) -> Response:
         gauge("txmq_queues", "Queues", found.queues),
         gauge("txmq_messages", "Messages that are not settled", found.messages),
         gauge("txmq_messages_delayed", "Messages that wait in an exchange that delays", found.delayed),
-        gauge("txmq_messages_unacknowledged", "Messages that channels hold", found.held),
+        gauge("txmq_messages_unacknowledged", "Messages that channels hold", found.unacked),
         gauge("txmq_consumers", "Consumers", found.consumers),
         gauge("txmq_connections", "Connections of AMQP", found.connections),
         gauge("txmq_channels", "Channels, by listener", labels=["listener"]),
@@ -174,8 +174,8 @@ def _rabbitmq(call: HttpCall) -> Response:
         info("rabbitmq_identity_info", "The broker", rabbitmq_node=NODE, rabbitmq_cluster=served.cluster),
         info("rabbitmq_build_info", "The version", product_name="txmq", product_version=__version__),
         gauge("rabbitmq_queue_messages", "Messages", found.messages),
-        gauge("rabbitmq_queue_messages_ready", "Messages that wait", found.messages - found.held),
-        gauge("rabbitmq_queue_messages_unacked", "Messages that channels hold", found.held),
+        gauge("rabbitmq_queue_messages_ready", "Messages that wait", found.messages - found.unacked),
+        gauge("rabbitmq_queue_messages_unacked", "Messages that channels hold", found.unacked),
         gauge("rabbitmq_queues", "Queues", found.queues),
         gauge("rabbitmq_consumers", "Consumers", found.consumers),
         gauge("rabbitmq_connections", "Connections", found.connections),

@@ -52,7 +52,7 @@ class AppLedger(NamedTuple):
 class Served:
     """``connections``: of AMQP.
     ``directory`` "": a broker without files. ``cluster``: its name for clients. ``urls``: where the broker
-    listens. ``named``: staged batches with who opened each, as far as a listener knows it.
+    listens. ``with_clients``: staged batches with who opened each, as far as a listener knows it.
     """
 
     broker: LocalBroker
@@ -66,7 +66,7 @@ class Served:
     connections: Callable[[], Sequence[ConnectionInfo]] = tuple
     urls: Callable[[], Sequence[str]] = tuple
     flight_calls: Callable[[], int] = int
-    named: Callable[[str, list[StagedBatch]], list[StagedBatch]] = lambda _vhost, found: found
+    with_clients: Callable[[str, list[StagedBatch]], list[StagedBatch]] = lambda _vhost, found: found
     certificate: TlsFiles | None = None
     rates: Rates = field(default_factory=Rates)
     history: PlotHistory = field(default_factory=PlotHistory)
@@ -91,7 +91,7 @@ class Served:
             return []
         with self.broker.look:
             found = overview.staged_batches(engine.batches, self.broker.clock())
-        return self.named(vhost, found)
+        return self.with_clients(vhost, found)
 
     @property
     def past(self) -> HistoryReader:

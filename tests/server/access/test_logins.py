@@ -302,8 +302,8 @@ def test_the_memory_of_failures_is_bounded() -> None:
         throttle.failed("user", network_of(f"2001:db8::{attempt:x}"), 0.0)  # all of one network
         throttle.succeeded(f"user {attempt}", network)
     assert len(throttle) <= throttles.ADDRESSES + throttles.COUNTERS
-    assert len(throttle._known) <= throttles.ADDRESSES and len(throttle._met) <= throttles.MET
-    assert throttle._counters == sum(len(each.by_slot) for each in throttle._known.values())
+    assert len(throttle._addresses) <= throttles.ADDRESSES and len(throttle._met) <= throttles.MET
+    assert throttle._counters == sum(len(each.by_slot) for each in throttle._addresses.values())
 
 
 @pytest.mark.parametrize("logins", [10_000, pytest.param(100_000, marks=pytest.mark.soak)])

@@ -57,7 +57,7 @@ class Served:
     ) -> None:
         self.store = CountingStore()
         self.broker = LocalBroker(self.store)
-        logins = Logins(self.broker.state.users, given=users)
+        logins = Logins(self.broker.state.users, file_users=users)
         self.server = AmqpServer(
             self.broker, listeners or (LOOPBACK,), options=options, logins=logins, directory=directory
         )

@@ -167,7 +167,7 @@ class Server:
         channels = [
             (
                 session.tick_commit.published,
-                session.named,
+                session.transaction_name,
                 sum(spilled.rows for spilled in transaction.spilled),
                 transaction.messages,
                 transaction.size_bytes,

@@ -25,7 +25,7 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
     verb, xid = transaction_exchange.parse(method.routing_key, command.body)
     if verb == "prepare" or verb == "token":
         channel.check_transactional()
-        session.named = session.named.with_name(verb, xid)
+        session.transaction_name = session.transaction_name.with_name(verb, xid)
         return
     if verb == "timeout":
         channel.check_transactional()

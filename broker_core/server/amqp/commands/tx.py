@@ -34,8 +34,8 @@ def select(session: Session, method: m.TxSelect, command: Command) -> None:
 def commit(session: Session, method: m.TxCommit, _: Command) -> None:
     channel = session.channel
     channel.check_transactional()
-    transaction, named = channel.transaction, session.named
-    if not transaction and not named:
+    transaction, name = channel.transaction, session.transaction_name
+    if not transaction and not name:
         session.send(m.TxCommitOk())
         return
     transaction.check_open_time(session.clock())
@@ -47,7 +47,7 @@ def commit(session: Session, method: m.TxCommit, _: Command) -> None:
         )
         return
     if transaction.is_large:
-        steps.spill_large(transaction, prepare=bool(named.prepare))
+        steps.spill_large(transaction, prepare=bool(name.prepare))
     session.move(Move.submit)
     _submit(session, method, transaction)
 
@@ -77,16 +77,16 @@ def _spilled(
 def _submit(session: Session, method: m.TxCommit, transaction: Transaction) -> None:
     """2. commit"""
     steps, channel, rights = session.broker.channel_commits, session.channel, session.rights
-    named, user = session.named, session.connection.user
+    name, user = session.transaction_name, session.connection.user
 
     def commit(_state: BrokerState, change: Change, now: int) -> CommitResult | None:
-        if named.prepare:
-            steps.prepare(channel, transaction, rights, None, named.prepare, user, change, now)
+        if name.prepare:
+            steps.prepare(channel, transaction, rights, None, name.prepare, user, change, now)
             return None
         return steps.commit(channel, transaction, rights, None, change, now, later=True)
 
-    if named.token:
-        transaction.xid = session.state.names.key(session.state.vhost, named.token, user)
+    if name.token:
+        transaction.xid = session.state.names.key(session.state.vhost, name.token, user)
     session.commits.submit(commit, partial(_committed, session, method), session)
 
 
@@ -102,7 +102,7 @@ def _committed(
         return
     with session.look:
         session.channel.finish()  # 3. finish
-    session.named = transaction_exchange.NamedTransaction()
+    session.transaction_name = transaction_exchange.NamedTransaction()
     if committed is not None and (committed.stored or committed.returned):
         add(session, committed, partial(_answer, session))  # 4. return
     else:
@@ -119,7 +119,7 @@ def _answer(session: Session) -> None:
 @command
 def rollback(session: Session, method: m.TxRollback, _: Command) -> None:
     session.channel.check_transactional()
-    session.named = transaction_exchange.NamedTransaction()
+    session.transaction_name = transaction_exchange.NamedTransaction()
     with session.look:
         batch_ids = session.channel.rollback()
     if not batch_ids:

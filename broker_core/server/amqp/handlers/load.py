@@ -38,9 +38,9 @@ def load(names: Sequence[str], options: Sequence[str]) -> tuple[Handler, ...]:
         for at in takers:
             arguments[at][key] = _parsed(option, value, parameters[at][key])
     found: list[Handler] = []
-    for name, kind, given, usage in zip(names, classes, arguments, takes):
+    for name, kind, keywords, usage in zip(names, classes, arguments, takes):
         try:
-            found.append(kind(**given))
+            found.append(kind(**keywords))
         except (Exception, SystemExit) as error:
             text = f"handler '{name}' cannot be made: {type(error).__name__}: {error}"
             raise OptionError(text, f"change its --handler-option KEY=VALUE; {usage}") from error

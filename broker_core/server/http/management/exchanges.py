@@ -79,7 +79,7 @@ def _delete(call: HttpCall) -> HttpAnswer:
     def work(_state: BrokerState, change: Change, _now: int) -> None:
         command_permissions.delete_exchange(call.rights, name)
         call.topology.require_there()
-        call.topology.delete_exchange(change, name, if_unused=call.asked("if-unused"))
+        call.topology.delete_exchange(change, name, if_unused=call.flag("if-unused"))
 
     call.served.broker.run(work)
     call.record("exchange.delete", vhost=call.vhost, exchange=name)

@@ -43,7 +43,7 @@ def _vhosts(call: HttpCall) -> list[Row]:
     return [_vhost_row(call, each) for each in hosts(call)]
 
 
-def _named(call: HttpCall) -> str:
+def _vhost_name(call: HttpCall) -> str:
     """The virtual host of the path. Raises Refusal: there is none."""
     name = call.params["vhost"]
     if name not in call.served.broker.state.virtual_hosts.by_name:
@@ -60,7 +60,7 @@ def _put_vhost(call: HttpCall) -> HttpAnswer:
 
 
 def _delete_vhost(call: HttpCall) -> HttpAnswer:
-    call.vhosts.delete_vhost(_named(call))
+    call.vhosts.delete_vhost(_vhost_name(call))
     return DONE
 
 
@@ -81,7 +81,7 @@ def _limit(call: HttpCall) -> HttpAnswer:
         raise bad_request(f"there is no limit {call.params['name'][:80]!r}: use {', '.join(_LIMITS)}")
     call.require("value")
     value = call.get("value", int, -1)
-    call.vhosts.limit_vhost(_named(call), **{field: max(value, -1)})
+    call.vhosts.limit_vhost(_vhost_name(call), **{field: max(value, -1)})
     return DONE
 
 
@@ -89,7 +89,7 @@ def _unlimit(call: HttpCall) -> HttpAnswer:
     field = _LIMITS.get(call.params["name"])
     if field is None:
         raise not_found()
-    call.vhosts.limit_vhost(_named(call), **{field: -1})
+    call.vhosts.limit_vhost(_vhost_name(call), **{field: -1})
     return DONE
 
 
@@ -186,7 +186,7 @@ def _one_permission(call: HttpCall) -> Row:
 
 def _put_permission(call: HttpCall) -> HttpAnswer:
     call.require("configure", "write", "read")
-    user, vhost = call.params["user"], _named(call)
+    user, vhost = call.params["user"], _vhost_name(call)
     patterns = {name: call.get(name, str, "") for name in ("configure", "write", "read")}
     new = not permission_rows(call)
     call.accounts.set_permissions(user, **patterns, vhost=vhost)
@@ -194,7 +194,7 @@ def _put_permission(call: HttpCall) -> HttpAnswer:
 
 
 def _delete_permission(call: HttpCall) -> HttpAnswer:
-    call.accounts.clear_permissions(_one_permission(call)["user"], vhost=_named(call))
+    call.accounts.clear_permissions(_one_permission(call)["user"], vhost=_vhost_name(call))
     return DONE
 
 
@@ -203,14 +203,14 @@ def _put_topic(call: HttpCall) -> HttpAnswer:
     user, exchange = call.params["user"], call.get("exchange", str, "")
     patterns = {name: call.get(name, str, "") for name in ("write", "read")}
     new = all(row["exchange"] != exchange for row in permission_rows(call, topic=True))
-    call.accounts.set_topic_permissions(user, exchange, **patterns, vhost=_named(call))
+    call.accounts.set_topic_permissions(user, exchange, **patterns, vhost=_vhost_name(call))
     return CREATED if new else DONE
 
 
 def _delete_topic(call: HttpCall) -> HttpAnswer:
     if not permission_rows(call, topic=True):
         raise not_found()
-    call.accounts.clear_topic_permissions(call.params["user"], vhost=_named(call))
+    call.accounts.clear_topic_permissions(call.params["user"], vhost=_vhost_name(call))
     return DONE
 
 

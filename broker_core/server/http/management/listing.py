@@ -65,7 +65,7 @@ def paged(call: HttpCall, found: Sequence[T], show: Callable[[Sequence[T]], list
     if page < 1 or not 1 <= size <= MOST:
         text = f"Invalid pagination parameters: page number {page}, page size {size}"
         raise HttpRefusal(400, "invalid_pagination_parameters", text)
-    chosen = _named(query, found)
+    chosen = _filter_by_name(query, found)
     rows: list[Row] | None = None
     if query.get("sort"):
         rows = _sorted(query["sort"], query.get("sort_reverse") == "true", show(chosen))
@@ -100,7 +100,7 @@ def _name(row: Any) -> str:
     return str(found)
 
 
-def _named(query: Mapping[str, str], found: Sequence[T]) -> Sequence[T]:
+def _filter_by_name(query: Mapping[str, str], found: Sequence[T]) -> Sequence[T]:
     """Those whose name has the text in it, or matches it (RE2: linear in the length of the names)."""
     text = query.get("name", "")
     if not text:

@@ -53,7 +53,7 @@ def _peek(call: HttpCall) -> list[Row]:
         slices += [(queue.name, start, end) for start, end in found]
         most -= sum(end - start for start, end in found)
     found_rows = _first(engine.browse(slices), count)
-    return [_shown(row, encoding, longest, left - number) for number, row in enumerate(found_rows, 1)]
+    return [_message_row(row, encoding, longest, left - number) for number, row in enumerate(found_rows, 1)]
 
 
 def _first(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[Row]:
@@ -68,7 +68,7 @@ def _first(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[Row]:
             yield row
 
 
-def _shown(row: Row, encoding: str, longest: int, left: int) -> Row:
+def _message_row(row: Row, encoding: str, longest: int, left: int) -> Row:
     body = cast(bytes, row["body"])
     cut = body[:longest]
     try:

@@ -72,9 +72,7 @@ def _delete(call: HttpCall) -> HttpAnswer:
         command_permissions.delete_queue(call.rights, name)
         topology = call.topology
         topology.require_there()
-        topology.delete_queue(
-            change, name, if_unused=call.asked("if-unused"), if_empty=call.asked("if-empty")
-        )
+        topology.delete_queue(change, name, if_unused=call.flag("if-unused"), if_empty=call.flag("if-empty"))
 
     call.served.broker.run(work)
     call.served.broker.committer.published.tell_consumers()

@@ -38,16 +38,16 @@ _STATS = [
 _OF_QUEUE = _STATS[:-2]
 
 
-def stats(counts: Counts, rate: Rate, held: int = 0, names: Sequence[tuple[str, str]] = _STATS) -> Row:
-    """``held``: delivered and not acked."""
-    found: Row = {"deliver_get": counts.settled + held, "deliver_get_details": {"rate": rate.settled}}
+def stats(counts: Counts, rate: Rate, unacked: int = 0, names: Sequence[tuple[str, str]] = _STATS) -> Row:
+    """``unacked``: delivered and not acked."""
+    found: Row = {"deliver_get": counts.settled + unacked, "deliver_get_details": {"rate": rate.settled}}
     for (name, details), count, per_s in zip(names, counts, rate):
         found[name] = count
         found[details] = {"rate": per_s}
     return found
 
 
-def _bytes(queue: Queue, held: int) -> Row:
+def _bytes(queue: Queue, unacked: int) -> Row:
     """Of bodies, by the share that the queue has of each block: exact where those of a block are alike."""
     there = memory = entries = 0
     for run in queue.log.runs:
@@ -58,8 +58,8 @@ def _bytes(queue: Queue, held: int) -> Row:
     return {
         "memory": memory,
         "message_bytes": round(each * messages),
-        "message_bytes_ready": round(each * (messages - held)),
-        "message_bytes_unacknowledged": round(each * held),
+        "message_bytes_ready": round(each * (messages - unacked)),
+        "message_bytes_unacknowledged": round(each * unacked),
         "message_bytes_ram": round(memory * messages / entries) if entries else 0,
     }
 
@@ -90,7 +90,7 @@ def queue_row(queue: Queue, rates: Rates) -> Row:
     rate, counts, consumers = rates.of_queue(queue), counts_of(queue), len(queue.consumers)
     exclusive = next((each.tag for each in queue.consumers if each.exclusive), None)
     single = queue.consumers.single_active
-    held = queue.unacknowledged
+    unacked = queue.unacknowledged
     return {
         "name": queue.name,
         "vhost": queue.vhost,
@@ -106,9 +106,9 @@ def queue_row(queue: Queue, rates: Rates) -> Row:
         "exclusive_consumer_tag": exclusive,
         "single_active_consumer_tag": single.tag if single is not None else None,
         "consumers": consumers,
-        **totals(queue.messages, held, rate),
-        "message_stats": stats(counts, rate, held, _OF_QUEUE if any(counts[2:]) else _OF_QUEUE[:2]),
-        **_bytes(queue, held),
+        **totals(queue.messages, unacked, rate),
+        "message_stats": stats(counts, rate, unacked, _OF_QUEUE if any(counts[2:]) else _OF_QUEUE[:2]),
+        **_bytes(queue, unacked),
         **_use(queue, rates, counts, consumers),
         "app": queue.owner,
         "next_offset": queue.log.visible_end,

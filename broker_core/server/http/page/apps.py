@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.page import sampling
-from broker_core.server.http.page.asking import asked
-from broker_core.server.http.page.rendering import plotted, shown
+from broker_core.server.http.page.api_client import call_api
+from broker_core.server.http.page.rendering import plotted, render
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import page
 
@@ -20,7 +20,7 @@ BATCHES = 50
 
 
 def _rows(call: HttpCall) -> list[Row]:
-    rows: list[Row] = asked(call, "/api/txmq/apps")
+    rows: list[Row] = call_api(call, "/api/txmq/apps")
     return sorted(rows, key=lambda row: (-row["lag"], row["vhost"], row["app_id"]))
 
 
@@ -31,7 +31,7 @@ def _apps(call: HttpCall) -> Response:
     for row in shown_rows:
         row["curve"] = call.served.history.of(sampling.of_app(row["vhost"], row["app_id"])).curves[0]
     several = len({row["vhost"] for row in rows}) > 1
-    return shown(call, "apps.html", apps=shown_rows, count_of=len(rows), name=name, several=several)
+    return render(call, "apps.html", apps=shown_rows, count_of=len(rows), name=name, several=several)
 
 
 def _app(call: HttpCall) -> Response:
@@ -39,21 +39,20 @@ def _app(call: HttpCall) -> Response:
     found = [row for row in _rows(call) if (row["vhost"], row["app_id"]) == (vhost, app_id)]
     if not found:
         raise not_found()
-    batches: list[Row] = asked(call, "/api/txmq/ledger/{vhost}/{app}", {"vhost": vhost, "app": app_id})
+    batches: list[Row] = call_api(call, "/api/txmq/ledger/{vhost}/{app}", {"vhost": vhost, "app": app_id})
+    staged: list[Row] = call_api(call, "/api/txmq/staged")
     for before, batch in pairwise(batches):
         batch["after_s"] = batch["committed_at"] - before["committed_at"]
     history = call.served.history.of(sampling.of_app(vhost, app_id))
     lag, unapplied, unmirrored = history.curves
-    return shown(
+    return render(
         call,
         "app.html",
         app=found[0],
         batches=batches[-BATCHES:][::-1],
         lag=plotted(history.times, "", messages=lag),
         waiting=plotted(history.times, "", not_applied=unapplied, not_in_the_ledger=unmirrored),
-        staged=[
-            row for row in asked(call, "/api/txmq/staged") if (row["vhost"], row["app_id"]) == (vhost, app_id)
-        ],
+        staged=[row for row in staged if (row["vhost"], row["app_id"]) == (vhost, app_id)],
     )
 
 

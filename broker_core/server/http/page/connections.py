@@ -7,8 +7,8 @@ from collections import Counter
 from starlette.responses import Response
 
 from broker_core.server.http.call import HttpCall
-from broker_core.server.http.page.asking import asked
-from broker_core.server.http.page.rendering import moved, sentence, shown
+from broker_core.server.http.page.api_client import call_api
+from broker_core.server.http.page.rendering import moved, render, sentence
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import page
 
@@ -18,9 +18,9 @@ MOST = 200  # rows of each table
 
 
 def _connections(call: HttpCall) -> Response:
-    connections, channels = asked(call, "/api/connections"), asked(call, "/api/channels")
-    consumers = asked(call, "/api/consumers")
-    return shown(
+    connections, channels = call_api(call, "/api/connections"), call_api(call, "/api/channels")
+    consumers = call_api(call, "/api/consumers")
+    return render(
         call,
         "connections.html",
         connections=connections[:MOST],
@@ -34,7 +34,7 @@ def _connections(call: HttpCall) -> Response:
 
 def _confirm(call: HttpCall) -> Response:
     name = call.params.get("name", "")
-    row = asked(call, CONNECTION, {"name": name})
+    row = call_api(call, CONNECTION, {"name": name})
     says = [
         sentence(
             "The connection of {} from {}:{} is closed, with its {} channels.",
@@ -44,7 +44,7 @@ def _confirm(call: HttpCall) -> Response:
         "again.",
         "A client that reconnects by itself comes back.",
     ]
-    return shown(
+    return render(
         call,
         "confirm.html",
         section="Connections",
@@ -59,7 +59,7 @@ def _close(call: HttpCall) -> Response:
     name = call.params.get("name")
     if name is None:
         raise not_found()
-    asked(call, CONNECTION, {"name": name}, method="DELETE")
+    call_api(call, CONNECTION, {"name": name}, method="DELETE")
     return moved(call, HOME, sentence("Connection {} is closed.", name))
 
 

@@ -9,8 +9,8 @@ from starlette.responses import Response
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import looks, visible
 from broker_core.server.http.page import sampling
-from broker_core.server.http.page.asking import asked
-from broker_core.server.http.page.rendering import plotted, shown
+from broker_core.server.http.page.api_client import call_api
+from broker_core.server.http.page.rendering import plotted, render
 from broker_core.server.http.route import page
 
 Row = dict[str, Any]
@@ -21,10 +21,10 @@ def _overview(call: HttpCall) -> Response:
     keys = [sampling.of_vhost(topology.vhost) for topology in visible(call.served, call.caller)]
     times, (depth, published, settled) = call.served.history.of(*keys)
     values: Row = {
-        "overview": asked(call, "/api/overview"),
+        "overview": call_api(call, "/api/overview"),
         "depth": plotted(times, "", messages=depth),
         "rates": plotted(times, "/s", published=published, settled=settled),
-        "longest": asked(
+        "longest": call_api(
             call,
             "/api/queues",
             query={"sort": "messages", "sort_reverse": "true", "page": "1", "page_size": str(FEW)},
@@ -41,17 +41,17 @@ def _overview(call: HttpCall) -> Response:
             "commits": plotted(times, "/s", commits=changes, groups=groups),
             "latency": plotted(times, "ms", disk_per_group=milliseconds),
             "now": {"commits": _last(changes), "latency": _last(milliseconds)},
-            "node": asked(call, "/api/nodes")[0],
-            "alarms": asked(call, "/api/txmq/alarms"),
+            "node": call_api(call, "/api/nodes")[0],
+            "alarms": call_api(call, "/api/txmq/alarms"),
             "behind": _behind(call),
-            "in_doubt": len(asked(call, "/api/txmq/prepared")),
-            "failure": asked(call, "/api/txmq/store")["failure"],
+            "in_doubt": len(call_api(call, "/api/txmq/prepared")),
+            "failure": call_api(call, "/api/txmq/store")["failure"],
         }
-    return shown(call, "overview.html", **values)
+    return render(call, "overview.html", **values)
 
 
 def _behind(call: HttpCall) -> list[Row]:
-    apps: list[Row] = asked(call, "/api/txmq/apps")
+    apps: list[Row] = call_api(call, "/api/txmq/apps")
     return sorted(apps, key=lambda app: (-app["lag"], app["app_id"]))[:FEW]
 
 
@@ -62,14 +62,14 @@ def _last(curve: list[float | None]) -> float | None:
 def _store(call: HttpCall) -> Response:
     alarm = call.served.quotas.alarm
     times, (changes, milliseconds, groups) = call.served.history.of(sampling.COMMITS)
-    return shown(
+    return render(
         call,
         "store.html",
-        store=asked(call, "/api/txmq/store"),
-        node=asked(call, "/api/nodes")[0],
-        alarms=asked(call, "/api/txmq/alarms"),
+        store=call_api(call, "/api/txmq/store"),
+        node=call_api(call, "/api/nodes")[0],
+        alarms=call_api(call, "/api/txmq/alarms"),
         levels=alarm.levels() if alarm is not None else [],
-        staged=asked(call, "/api/txmq/staged"),
+        staged=call_api(call, "/api/txmq/staged"),
         listeners=call.served.listening(),
         commits=plotted(times, "/s", commits=changes, groups=groups),
         latency=plotted(times, "ms", disk_per_group=milliseconds),

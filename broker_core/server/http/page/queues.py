@@ -11,8 +11,8 @@ from starlette.responses import Response
 from broker_core.core.errors import TxmqError
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.page import sampling
-from broker_core.server.http.page.asking import asked
-from broker_core.server.http.page.rendering import count, link, moved, plotted, sentence, shown
+from broker_core.server.http.page.api_client import call_api
+from broker_core.server.http.page.rendering import count, link, moved, plotted, render, sentence
 from broker_core.server.http.refusal import HttpRefusal, bad_request, not_found
 from broker_core.server.http.route import page
 
@@ -35,23 +35,23 @@ COLUMNS = {  # of the table: by what it is sorted
 def _queues(call: HttpCall) -> Response:
     query = call.query
     name, by, down = query.get("name", ""), query.get("by", ""), query.get("down") == "1"
-    wanted = {"page": query.get("page", "1"), "page_size": str(SIZE), "name": name}
+    api_query = {"page": query.get("page", "1"), "page_size": str(SIZE), "name": name}
     if by:
         if by not in COLUMNS:
             raise bad_request(f"the table has no column {by[:80]!r}")
-        wanted |= {"sort": COLUMNS[by], "sort_reverse": "true" if down else "false"}
+        api_query |= {"sort": COLUMNS[by], "sort_reverse": "true" if down else "false"}
     try:
-        found = asked(call, "/api/queues", query=wanted)
+        found = call_api(call, "/api/queues", query=api_query)
     except HttpRefusal as refusal:
         if refusal.error != "page_out_of_range":
             raise
-        found = asked(call, "/api/queues", query={**wanted, "page": "1"})
+        found = call_api(call, "/api/queues", query={**api_query, "page": "1"})
     history = call.served.history
     for row in found["items"]:
         key = call.served.queue_key(row["vhost"], row["name"])
         row["curve"] = history.of(sampling.of_queue(key)).curves[0]
     several = len({row["vhost"] for row in found["items"]}) > 1
-    return shown(
+    return render(
         call, "queues.html", found=found, name=name, by=by, down=down, columns=list(COLUMNS), several=several
     )
 
@@ -66,7 +66,7 @@ def _at(call: HttpCall) -> dict[str, str]:
 
 def _queue(call: HttpCall) -> Response:
     at = _at(call)
-    row = asked(call, "/api/queues/{vhost}/{name}", at)
+    row = call_api(call, "/api/queues/{vhost}/{name}", at)
     history = call.served.history.of(sampling.of_queue(call.served.queue_key(at["vhost"], row["name"])))
     depth, published, settled = history.curves
     peek = call.query.get("peek", "")
@@ -78,13 +78,13 @@ def _queue(call: HttpCall) -> Response:
             refused = refusal.reason
         except TxmqError as error:
             refused = error.message
-    return shown(
+    return render(
         call,
         "queue.html",
         queue=row,
         depth=plotted(history.times, "", messages=depth),
         rates=plotted(history.times, "/s", published=published, settled=settled),
-        bindings=asked(call, "/api/queues/{vhost}/{name}/bindings", at),
+        bindings=call_api(call, "/api/queues/{vhost}/{name}/bindings", at),
         holders=_holders(call, at),
         peek=peek,
         peeks=PEEKS,
@@ -98,7 +98,7 @@ def _peeked(call: HttpCall, at: dict[str, str], peek: str) -> list[Row]:
     if peek not in map(str, PEEKS):
         raise bad_request(f"peek is {peek[:80]!r}: give one of {', '.join(map(str, PEEKS))}")
     body = {"count": int(peek), "ackmode": "ack_requeue_true", "encoding": "auto", "truncate": PEEK_BYTES}
-    found: list[Row] = asked(call, "/api/queues/{vhost}/{name}/get", at, method="POST", body=body)
+    found: list[Row] = call_api(call, "/api/queues/{vhost}/{name}/get", at, method="POST", body=body)
     for row in found:
         coded, payload = row["payload_encoding"] == "base64", row["payload"]
         row["binary"] = coded or _CONTROL.search(payload) is not None
@@ -112,21 +112,21 @@ def _holders(call: HttpCall, at: dict[str, str]) -> list[Row]:
     """Channels with messages of the queue that they have not acked, of those whom the caller may see."""
     return [
         {**row, "held": row["unacknowledged"][at["name"]]}
-        for row in _held(call)
+        for row in _transactions(call)
         if row["vhost"] == at["vhost"] and at["name"] in row["unacknowledged"]
     ]
 
 
-def _held(call: HttpCall) -> list[Row]:
+def _transactions(call: HttpCall) -> list[Row]:
     try:
-        found: list[Row] = asked(call, "/api/txmq/transactions")
+        found: list[Row] = call_api(call, "/api/txmq/transactions")
     except HttpRefusal:  # without a tag that looks at all
         return []
     return found
 
 
 def _confirm_purge(call: HttpCall) -> Response:
-    row = asked(call, "/api/queues/{vhost}/{name}", _at(call))
+    row = call_api(call, "/api/queues/{vhost}/{name}", _at(call))
     says = [f"{count(row['messages_ready'])} ready messages are dropped. They cannot be had back."]
     if row["messages_unacknowledged"]:
         says.append(f"{count(row['messages_unacknowledged'])} messages that channels hold stay with them.")
@@ -135,8 +135,8 @@ def _confirm_purge(call: HttpCall) -> Response:
 
 def _confirm_delete(call: HttpCall) -> Response:
     at = _at(call)
-    row = asked(call, "/api/queues/{vhost}/{name}", at)
-    bindings = [each for each in asked(call, "/api/queues/{vhost}/{name}/bindings", at) if each["source"]]
+    row = call_api(call, "/api/queues/{vhost}/{name}", at)
+    bindings = [each for each in call_api(call, "/api/queues/{vhost}/{name}/bindings", at) if each["source"]]
     says = [f"The queue is deleted with {count(row['messages'])} messages. They cannot be had back."]
     if bindings:
         says.append(f"{len(bindings)} bindings end: what is published there no longer comes here.")
@@ -150,18 +150,18 @@ def _confirm_delete(call: HttpCall) -> Response:
 def _confirmed(call: HttpCall, row: Row, verb: str, says: list[str]) -> Response:
     what = sentence("queue {} in {}", row["name"], row["vhost"])
     back = link("/ui/queue", vhost=row["vhost"], name=row["name"])
-    return shown(call, "confirm.html", section="Queues", what=what, says=says, verb=verb, back=back)
+    return render(call, "confirm.html", section="Queues", what=what, says=says, verb=verb, back=back)
 
 
 def _purge(call: HttpCall) -> Response:
     at = _at(call)
-    asked(call, "/api/queues/{vhost}/{name}/contents", at, method="DELETE")
+    call_api(call, "/api/queues/{vhost}/{name}/contents", at, method="DELETE")
     return moved(call, link("/ui/queue", **at), sentence("Queue {} is purged.", at["name"]))
 
 
 def _delete(call: HttpCall) -> Response:
     at = _at(call)
-    asked(call, "/api/queues/{vhost}/{name}", at, method="DELETE")
+    call_api(call, "/api/queues/{vhost}/{name}", at, method="DELETE")
     return moved(call, "/ui/queues", sentence("Queue {} is deleted.", at["name"]))
 
 

@@ -103,17 +103,17 @@ def lines(value: str) -> Markup:
 
 def spark(values: Sequence[float | None], width: int = 96, height: int = 20) -> Markup:
     """A line of one series, from 0 to its largest value. Only numbers get into it."""
-    known = [(at, value) for at, value in enumerate(values) if value is not None]
-    if len(known) < 2:
+    samples = [(at, value) for at, value in enumerate(values) if value is not None]
+    if len(samples) < 2:
         return Markup("")
-    step = max(len(known) // width, 1)
-    known = [max(known[at : at + step], key=lambda each: each[1]) for at in range(0, len(known), step)]
-    most = max(value for _, value in known) or 1.0
-    first, last = known[0][0], max(known[-1][0], known[0][0] + 1)
+    step = max(len(samples) // width, 1)
+    samples = [max(samples[at : at + step], key=lambda each: each[1]) for at in range(0, len(samples), step)]
+    most = max(value for _, value in samples) or 1.0
+    first, last = samples[0][0], max(samples[-1][0], samples[0][0] + 1)
     across, up = width - 2, height - 4
     points = " ".join(
         f"{1 + (at - first) / (last - first) * across:.1f},{height - 2 - value / most * up:.1f}"
-        for at, value in known
+        for at, value in samples
     )
     return Markup(
         '<svg class="spark" viewBox="0 0 {} {}" width="{}" height="{}" aria-hidden="true">'
@@ -157,7 +157,7 @@ def rendered(template: str, status: int = 200, /, **values: Any) -> Response:
     return Response(text, status, HEADERS, "text/html; charset=utf-8")
 
 
-def shown(call: HttpCall, template: str, **values: Any) -> Response:
+def render(call: HttpCall, template: str, **values: Any) -> Response:
     """A page of someone who has logged in."""
     assert call.at is not None and call.at.session is not None
     session = call.at.session

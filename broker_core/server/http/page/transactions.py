@@ -13,8 +13,8 @@ from broker_core.broker.decision import Decision
 from broker_core.core.address import VHOST
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
-from broker_core.server.http.page.asking import asked
-from broker_core.server.http.page.rendering import count, duration, moved, sentence, shown, size
+from broker_core.server.http.page.api_client import call_api
+from broker_core.server.http.page.rendering import count, duration, moved, render, sentence, size
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import Route, page
 
@@ -32,13 +32,13 @@ def _transactions(call: HttpCall) -> Response:
     vhost = call.params.get("vhost") or (VHOST if VHOST in hosts else hosts[0])
     before = call.params.get("before") or "0"
     query = {"limit": str(LAST), "before": before}
-    return shown(
+    return render(
         call,
         "transactions.html",
-        prepared=asked(call, "/api/txmq/prepared"),
-        open=asked(call, "/api/txmq/transactions"),
+        prepared=call_api(call, "/api/txmq/prepared"),
+        open=call_api(call, "/api/txmq/transactions"),
         operates=call.caller.operates,
-        last=asked(call, "/api/txmq/history/{vhost}", {"vhost": vhost}, query=query),
+        last=call_api(call, "/api/txmq/history/{vhost}", {"vhost": vhost}, query=query),
         before=int(before),
         vhost=vhost,
         hosts=hosts,
@@ -49,7 +49,7 @@ def _transactions(call: HttpCall) -> Response:
 def _there(call: HttpCall) -> Row:
     """The transaction in doubt that the query names. Raises Refusal."""
     vhost, xid, of = (call.params.get(name, "") for name in ("vhost", "xid", "of"))
-    found: list[Row] = asked(call, "/api/txmq/prepared")
+    found: list[Row] = call_api(call, "/api/txmq/prepared")
     for row in found:
         if (row["vhost"], row["xid"], row["user"]) == (vhost, xid, of):
             return row
@@ -91,12 +91,12 @@ def _confirm(verb: Decision, call: HttpCall) -> Response:
     user = row["user"] or "the owner of the directory"
     what = sentence("transaction {} of {} in {}", row["xid"], user, row["vhost"])
     word = "Commit" if verb == "commit" else "Roll back"
-    return shown(call, "confirm.html", section="Transactions", what=what, says=says, verb=word, back=HOME)
+    return render(call, "confirm.html", section="Transactions", what=what, says=says, verb=word, back=HOME)
 
 
 def _decide(verb: Decision, call: HttpCall) -> Response:
     vhost, xid, of = (call.params.get(name, "") for name in ("vhost", "xid", "of"))
-    asked(call, DECIDE[verb], {"vhost": vhost, "xid": xid}, method="POST", body={"of": of})
+    call_api(call, DECIDE[verb], {"vhost": vhost, "xid": xid}, method="POST", body={"of": of})
     done = "committed" if verb == "commit" else "rolled back"
     return moved(call, HOME, sentence("Transaction {} is {}.", xid, done))
 
@@ -111,14 +111,14 @@ def _of(verb: Decision) -> tuple[Route, ...]:
 
 def _transaction(call: HttpCall) -> Response:
     sequence = call.params.get("sequence", "")
-    found = asked(call, TRANSACTION, {"sequence": sequence})
-    return shown(call, "transaction.html", found=found, ranges=RANGES)
+    found = call_api(call, TRANSACTION, {"sequence": sequence})
+    return render(call, "transaction.html", found=found, ranges=RANGES)
 
 
 def _message(call: HttpCall) -> Response:
     at = {name: call.params.get(name, "") for name in ("vhost", "name", "offset")}
-    found = asked(call, "/api/txmq/messages/{vhost}/{name}/{offset}", at)
-    return shown(call, "message.html", found=found, vhost=at["vhost"], ranges=RANGES)
+    found = call_api(call, "/api/txmq/messages/{vhost}/{name}/{offset}", at)
+    return render(call, "message.html", found=found, vhost=at["vhost"], ranges=RANGES)
 
 
 ROUTES = (

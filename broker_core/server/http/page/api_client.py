@@ -21,7 +21,7 @@ _ROUTES = {
 }
 
 
-def asked(
+def call_api(
     call: HttpCall,
     path: str,
     params: Mapping[str, str] | None = None,
