@@ -78,17 +78,17 @@ class Origin:
         """Returns where a log of ``queue`` starts: an offset, EARLIEST or LATEST. Leaves out
         ``timestamp_us``.
         """
-        named = self.offsets or {}
-        return named.get(log, named.get(queue, LATEST if self.at == "latest" else EARLIEST))
+        offsets = self.offsets or {}
+        return offsets.get(log, offsets.get(queue, LATEST if self.at == "latest" else EARLIEST))
 
     def check(self, logs: Mapping[str, Sequence[str]], option: str = "startingOffsets") -> None:
         """Raises OptionError if ``offsets`` does not fit the queues of a reader, whose logs these are."""
         if self.offsets is None:
             return
-        named, known = set(self.offsets), {*logs, *(log for found in logs.values() for log in found)}
-        if named - known or not all(named & {queue, *found} for queue, found in logs.items()):
+        names, sources = set(self.offsets), {*logs, *(log for found in logs.values() for log in found)}
+        if names - sources or not all(names & {queue, *found} for queue, found in logs.items()):
             raise OptionError(
-                f"option {option!r} names {', '.join(sorted(named))}, option 'queue' names "
+                f"option {option!r} names {', '.join(sorted(names))}, option 'queue' names "
                 f"{', '.join(sorted(logs))}; give an offset for every queue and for no other"
             )
         for queue, found in logs.items():

@@ -26,7 +26,7 @@ from broker_core import __version__
 from broker_core.admin import PreparedInfo, QueueInfo
 from broker_core.broker.access.shares import Shares
 from broker_core.broker.history.history import HistoryLimits
-from broker_core.broker.transaction.outcomes import Kept
+from broker_core.broker.transaction.outcomes import OutcomeLimits
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.core import endpoint, failpoint
 from broker_core.core.address import VHOST, bracketed
@@ -167,7 +167,7 @@ class Broker:
         amqp_options: AmqpOptions | None = None,
         handlers: Sequence[Handler] = (),
         limits: Limits | None = None,
-        outcomes: Kept | None = None,
+        outcomes: OutcomeLimits | None = None,
         history: HistoryLimits | None = None,
         users: Mapping[str, str] | None = None,
         listeners: ListenerOptions | None = None,
@@ -188,7 +188,7 @@ class Broker:
 
         Raises DataDirectoryLocked, DataDirectoryFormat, DataDirectoryInvalid, CorruptCatalog, DiskFull,
         ConnectionFailed (the port is in use), OptionError (a listener that others reach without TLS)."""
-        given = ServeOptions(
+        options = ServeOptions(
             host,
             port,
             amqp,
@@ -202,7 +202,7 @@ class Broker:
             quotas or DEFAULTS.quotas,
             strict,
         )
-        return cls._opened(directory, given, started=started)
+        return cls._opened(directory, options, started=started)
 
     @classmethod
     def _opened(cls, directory: str | os.PathLike[str], options: ServeOptions, *, started: bool) -> Broker:
@@ -370,9 +370,9 @@ def _reachable(host: str) -> str:
 
 def _data_id(directory: str) -> str:
     """Returns the id of a data directory, durable before it is used. Called by the owner of its lock."""
-    known = endpoint.read_id(directory)
-    if known:
-        return known
+    data_id = endpoint.read_id(directory)
+    if data_id:
+        return data_id
     aside = Path(directory, f"{endpoint.ID}.{os.getpid()}")
     aside.unlink(missing_ok=True)
     with aside.open("x") as file:  # makes it, and follows no link

@@ -1,7 +1,7 @@
 """``txmq connection``, ``txmq tx list``, ``txmq history`` and ``txmq message show``: who holds what, how it
 gets free, and what commits did.
 
-Not here: what a channel holds (``broker_core/node/held_channels.py``).
+Not here: what a channel holds (``broker_core/node/open_channels.py``).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ PIECE = 100  # rows
 
 def pieces(found: Definitions, listed: Collection[str] = ()) -> Iterator[Definitions]:
     """In the order in which they are applied: administrators come before who is none any more. ``skipped`` is
-    in none of them. ``given``: users whose passwords the users file has.
+    in none of them. ``listed``: users whose passwords the users file has.
     """
     kinds = ("permissions", "topic_permissions", "policies", "exchanges", "queues", "bindings")
     users = sorted(found.users, key=lambda user: not is_administrator(user, listed))

@@ -93,8 +93,8 @@ def _word(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
     name, signature = method.__name__, inspect.signature(method)
 
     @functools.wraps(method)
-    def call(client: BrokerClient, /, *positional: P.args, **named: P.kwargs) -> T:
-        bound = signature.bind(client, *positional, **named).arguments
+    def call(client: BrokerClient, /, *positional: P.args, **keywords: P.kwargs) -> T:
+        bound = signature.bind(client, *positional, **keywords).arguments
         answer: T = client._call(name, **{word: bound[word] for word in bound if word != "self"})
         return answer
 
@@ -372,9 +372,9 @@ class BrokerClient:
         somebody else has decided. Raises UnknownTransaction (there is none), UnknownOutcome."""
         return self.administer(str, "outcome", xid=xid, since=since, of=of)
 
-    def administer(self, kind: type[T], word: str, *, timeout_s: float | None = None, **given: object) -> T:
+    def administer(self, kind: type[T], word: str, *, timeout_s: float | None = None, **values: object) -> T:
         """A word of ``admin.`` and its answer, of type ``kind``; called by what has a method for each."""
-        answer = self._connection.call(f"admin.{word}", contract.encode(given), timeout_s=timeout_s)
+        answer = self._connection.call(f"admin.{word}", contract.encode(values), timeout_s=timeout_s)
         found: T = contract.decode(kind, answer)
         return found
 

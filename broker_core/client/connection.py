@@ -188,7 +188,7 @@ class FlightConnection:
                 if self._closed:
                     raise errors.ConnectionFailed(f"this client of {self.address} is closed")
                 if self._live is None:
-                    self._live = self._made()
+                    self._live = self._connect()
                 if self._live is not None:
                     self._reached = True
                     return self._live
@@ -206,7 +206,7 @@ class FlightConnection:
         with self._lock:
             yield
 
-    def _made(self) -> Live | None:
+    def _connect(self) -> Live | None:
         if not self.address.directory:
             try:
                 self._why = None

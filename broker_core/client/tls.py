@@ -38,23 +38,23 @@ def context(address: Address) -> ssl.SSLContext:
     """For sockets of Python. Raises OptionError."""
     own = address.credentials
     try:
-        made = ssl.create_default_context(cafile=own.tls_ca or None)
+        ssl_context = ssl.create_default_context(cafile=own.tls_ca or None)
     except (OSError, ValueError) as error:
         raise OptionError(
             f"option 'tlsCa' is {own.tls_ca!r}, which cannot be used: {error}",
             "name a readable PEM file with the authority of the broker's certificate",
         ) from None
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
-    made.set_alpn_protocols(["h2"])
+    ssl_context.minimum_version = ssl.TLSVersion.TLSv1_2
+    ssl_context.set_alpn_protocols(["h2"])
     if own.tls_cert:
         try:
-            made.load_cert_chain(own.tls_cert, own.tls_key, lambda: "")
+            ssl_context.load_cert_chain(own.tls_cert, own.tls_key, lambda: "")
         except (OSError, ValueError) as error:
             raise OptionError(
                 f"options 'tlsCert' {own.tls_cert!r} and 'tlsKey' {own.tls_key!r} cannot be used: {error}",
                 "name readable PEM files, without a password",
             ) from None
-    return made
+    return ssl_context
 
 
 class Refusal(NamedTuple):

@@ -80,11 +80,11 @@ class Mismatch(Exception):
 def refused(call: str, argument: str, wrong: Mismatch) -> OptionError:
     """Returns an error with the call, the argument, its value and what is allowed."""
     return OptionError(
-        f"{call}: argument '{argument}{wrong.path}' must be {wrong.allowed}, not {shown(wrong.value)}"
+        f"{call}: argument '{argument}{wrong.path}' must be {wrong.allowed}, not {show(wrong.value)}"
     )
 
 
-def shown(value: object) -> str:
+def show(value: object) -> str:
     kind = type(value).__name__
     if value is None:
         return "None"
@@ -386,9 +386,9 @@ def checked(operation: Callable[P, T]) -> Callable[P, T]:
     by_name: dict[str, Check] = {}
 
     @functools.wraps(operation)
-    def call(*args: P.args, **named: P.kwargs) -> T:
-        if len(args) == 1 and not named:
-            return operation(*args, **named)
+    def call(*args: P.args, **keywords: P.kwargs) -> T:
+        if len(args) == 1 and not keywords:
+            return operation(*args, **keywords)
         if not by_name:
             by_name.update(checks_of(operation))
             place.extend(by_name.items())
@@ -396,12 +396,12 @@ def checked(operation: Callable[P, T]) -> Callable[P, T]:
             name = ""
             for (name, check), value in zip(place, args[1:], strict=False):  # noqa: B007
                 check(value)
-            for name, value in named.items():
+            for name, value in keywords.items():
                 if name in by_name:  # otherwise the call itself raises
                     by_name[name](value)
         except Mismatch as wrong:
             raise refused(operation.__name__, name, wrong) from None
-        return operation(*args, **named)
+        return operation(*args, **keywords)
 
     return call
 

@@ -153,7 +153,7 @@ class _Tail:
         """Returns the bytes at [start, size]. Raises ValueError."""
         start, size = place if isinstance(place, list) and len(place) == 2 else (-1, 0)
         if type(start) is not int or type(size) is not int or not 0 <= start <= len(self._data) - size:
-            raise ValueError(f"{checks.shown(place)} is no place in {len(self._data)} bytes")
+            raise ValueError(f"{checks.show(place)} is no place in {len(self._data)} bytes")
         if not 0 <= size <= self._left:
             raise ValueError("bytes behind the JSON are taken twice")
         self._left -= size
@@ -198,7 +198,7 @@ def decode_checked(kind: Any, data: bytes | pa.Buffer, call: str) -> Any:
     except checks.Mismatch as wrong:
         what = getattr(kind, "__name__", "what came")
         raise errors.RemoteProtocolError(
-            f"{call}: {what}{wrong.path} must be {wrong.allowed}, not {checks.shown(wrong.value)}"
+            f"{call}: {what}{wrong.path} must be {wrong.allowed}, not {checks.show(wrong.value)}"
         ) from None
     return value
 
@@ -315,7 +315,7 @@ def _object(call: str, data: bytes | pa.Buffer) -> tuple[dict[str, object], _Tai
     except _UNREADABLE as error:
         raise _unreadable(f"the arguments of {call}", error) from error
     if not isinstance(value, dict):
-        raise errors.RemoteProtocolError(f"the arguments of {call} must be a dict, not {checks.shown(value)}")
+        raise errors.RemoteProtocolError(f"the arguments of {call} must be a dict, not {checks.show(value)}")
     return value, tail
 
 

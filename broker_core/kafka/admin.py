@@ -122,7 +122,7 @@ class KafkaAdmin:
     def _decided(self, app_id: str) -> list[LedgerInfo]:
         """Nothing of an app that this user may see and not read."""
         try:
-            return [ledger_info(each, 0) for each in self._engine.sink.kept(app_id)]
+            return [ledger_info(each, 0) for each in self._engine.sink.entry_records(app_id)]
         except errors.AccessRefused:
             return []
 

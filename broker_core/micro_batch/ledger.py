@@ -409,7 +409,7 @@ class Ledger:
     def unapplied(self, app_id: str) -> list[LedgerRecord]:
         return [self._entries[app_id][sequence] for sequence in sorted(self._unapplied.get(app_id, ()))]
 
-    def kept(self, app_id: str) -> list[LedgerRecord]:
+    def entries(self, app_id: str) -> list[LedgerRecord]:
         return list(self._entries.get(app_id, {}).values())
 
     def unmirrored(self, app_id: str, limit: int | None = None) -> list[LedgerRecord]:

@@ -29,8 +29,8 @@ from broker_core.message.properties import Properties
 from broker_core.node.channel_commit import Call
 from broker_core.node.committer import Work, changes
 from broker_core.node.deferred_signals import uninterrupted
-from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
+from broker_core.node.open_channels import ChannelHolder
 from broker_core.routing.carbon_copy import has_copies
 from broker_core.routing.content import check_properties
 
@@ -71,7 +71,7 @@ class LocalChannel:
         self._look, self._clock = broker.look, broker.clock
         self._channel = Channel(self._state, connection=connection, limits=limits)
         holder = holder or ChannelHolder("", "process", user, "", "", vhost, broker.clock())
-        broker.held.add(self._channel, holder)
+        broker.open_channels.add(self._channel, holder)
         self._open_s, self._user, self._rights = limits.open_s, user, rights
         # of a channel that another process holds: its id, and the number of this call
         self.call: Call | None = None
@@ -365,7 +365,7 @@ class LocalChannel:
     def tx_current(self) -> str:
         """Returns the id of the open transaction. Raises PreconditionFailed (not transactional)."""
         self._channel.check_transactional()
-        return self._broker.held.transaction_id(self._channel)
+        return self._broker.open_channels.transaction_id(self._channel)
 
     @uninterrupted
     def end_late(self) -> None:
@@ -481,9 +481,9 @@ class LocalChannel:
 
         return self._committer.run(while_open)
 
-    def _do(self, work: Callable[Concatenate[Change, P], T], *args: P.args, **named: P.kwargs) -> T:
+    def _do(self, work: Callable[Concatenate[Change, P], T], *args: P.args, **keywords: P.kwargs) -> T:
         """Runs a work of the rules that needs nothing but the change."""
-        return self._run(changes(work, *args, **named))
+        return self._run(changes(work, *args, **keywords))
 
     def __enter__(self) -> LocalChannel:
         return self

@@ -63,9 +63,9 @@ _TOLERANCE_US = 1_000_000  # of the clock
 SLOW_S = 1.0  # a commit that takes longer is logged
 
 
-def changes(work: Callable[Concatenate[Change, P], T], *args: P.args, **named: P.kwargs) -> Work[T]:
+def changes(work: Callable[Concatenate[Change, P], T], *args: P.args, **keywords: P.kwargs) -> Work[T]:
     """A work of the rules that needs nothing but the change."""
-    return lambda _state, change, _now: work(change, *args, **named)
+    return lambda _state, change, _now: work(change, *args, **keywords)
 
 
 class Waiter(Protocol):
@@ -365,9 +365,9 @@ class Committer:
                         break
             self.loaded_blocks.loaded = NOTHING
             self._last_us = now_us
-            for kept in (state.transactions.history.keep(changes, now_us), state.numbers.keep()):
-                if kept is not None:
-                    changes.append(kept)
+            for change in (state.transactions.history.keep(changes, now_us), state.numbers.keep()):
+                if change is not None:
+                    changes.append(change)
         failpoint.here("committer.planned")
         if changes:
             began = time.monotonic()

@@ -115,10 +115,10 @@ def uninterrupted(operation: Callable[P, T]) -> Callable[P, T]:
     """
 
     @functools.wraps(operation)
-    def call(*args: P.args, **named: P.kwargs) -> T:
+    def call(*args: P.args, **keywords: P.kwargs) -> T:
         if _thread.get_ident() != main or deferred_signals.depth:
-            return operation(*args, **named)
+            return operation(*args, **keywords)
         with deferred_signals:
-            return operation(*args, **named)
+            return operation(*args, **keywords)
 
     return call

@@ -61,9 +61,9 @@ from broker_core.micro_batch.ledger import MicroBatch
 from broker_core.micro_batch.unapplied import mark_mirrored, note
 from broker_core.node.committer import Work, changes
 from broker_core.node.deferred_signals import uninterrupted
-from broker_core.node.held_channels import named
 from broker_core.node.loaded_blocks import addresses, stamps
 from broker_core.node.local import LocalBroker
+from broker_core.node.open_channels import explain
 from broker_core.node.reader import Reader
 from broker_core.routing.column import Routed
 from broker_core.store.port import BlockInfo
@@ -134,15 +134,15 @@ class EmbeddedEngine:
         try:
             return self._local.committer.run(there)
         except QueueHeld as refused:
-            raise named(refused, self._local.held, seen.prepared.by_key) from None
+            raise explain(refused, self._local.open_channels, seen.prepared.by_key) from None
 
-    def _look(self, question: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    def _look(self, question: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """Runs what only asks."""
-        return self._run(lambda _state, _change, _now_us: question(*args, **named))
+        return self._run(lambda _state, _change, _now_us: question(*args, **keywords))
 
-    def _do(self, work: Callable[Concatenate[Change, P], T], *args: P.args, **named: P.kwargs) -> T:
+    def _do(self, work: Callable[Concatenate[Change, P], T], *args: P.args, **keywords: P.kwargs) -> T:
         """Runs a work of the rules that needs nothing but the change."""
-        return self._run(changes(work, *args, **named))
+        return self._run(changes(work, *args, **keywords))
 
     def identity(self, app_id: str = "") -> str:
         return self._identity  # the ledgers of all apps are in the data directory
@@ -321,7 +321,7 @@ class EmbeddedEngine:
         Raises, like a publish, AccessRefused, RemoteProtocolError, PreconditionFailed, OptionError for an
         invalid message.
         """
-        asked, routed = self._asked(), NOWHERE
+        rights, routed = self._rights(), NOWHERE
         check_part(header, part, rows)
         if header.kind == "publish":
             routed, rows = self._checked(rows)
@@ -329,7 +329,7 @@ class EmbeddedEngine:
         info = None if inline else self._local.append(rows)  # 1. the bytes, outside the commit
         here("engine.stage.appended")
         piece = PartRows(info, rows, routed)
-        (staged,) = self._stage(header, part, [piece], asked)  # 2. the commit that names them
+        (staged,) = self._stage(header, part, [piece], rights)  # 2. the commit that names them
         return staged
 
     @uninterrupted
@@ -341,7 +341,7 @@ class EmbeddedEngine:
         staged = self._run(lambda *_: self.batches.staged(header, first, expected, self._actor))
         if staged:  # repeated: the file has a name already and is adopted once
             return staged
-        asked = self._asked()
+        rights = self._rights()
         with self._local.writing():
             adopted = self._adopt(file) if self._adopt is not None and header.kind == "publish" else []
         here("engine.stage.appended")
@@ -349,18 +349,18 @@ class EmbeddedEngine:
         try:
             for part, (info, rows) in enumerate(adopted, first):
                 check_part(header, part, rows)
-                routed, kept = self._checked(rows)
-                if kept is rows:
+                routed, final = self._checked(rows)
+                if final is rows:
                     unkept.remove(info.block_id)
-                pieces.append(PartRows(info if kept is rows else self._local.append(kept), kept, routed))
+                pieces.append(PartRows(info if final is rows else self._local.append(final), final, routed))
         except TxmqError:
             self._forget([*unkept, *(each.stored.block_id for each in pieces if each.stored is not None)])
             raise
         if unkept:  # the file has BCC
             self._forget(unkept)
-        return self._stage(header, first, pieces, asked) if pieces else []
+        return self._stage(header, first, pieces, rights) if pieces else []
 
-    def _asked(self) -> Asked:
+    def _rights(self) -> Asked:
         """Returns the rights that are asked next: from before the question, so never of a later epoch."""
         rights = self._actor.rights
         return None if rights is None else rights.now
@@ -374,13 +374,13 @@ class EmbeddedEngine:
         return entering_rows(self._actor.rights, self._state.topology, rows, most, look)
 
     def _stage(
-        self, header: BranchHeader, first: int, pieces: Sequence[PartRows], asked: Asked
+        self, header: BranchHeader, first: int, pieces: Sequence[PartRows], rights: Asked
     ) -> list[tuple[int, int]]:
         appended, by = [each.stored.block_id for each in pieces if each.stored is not None], self._actor
         try:
             staged = self._run(
                 lambda _state, change, now_us: self.batches.stage(
-                    change, header, first, pieces, now_us, by, asked
+                    change, header, first, pieces, now_us, by, rights
                 )
             )
         except StoreFailed:
@@ -494,7 +494,7 @@ class EmbeddedEngine:
         return recorded
 
     def entries(self, app_id: str) -> list[LedgerEntry]:
-        return self._look(lambda: [public_entry(entry) for entry in self._ledger.kept(app_id)])
+        return self._look(lambda: [public_entry(entry) for entry in self._ledger.entries(app_id)])
 
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
         return self._look(lambda: [public_entry(entry) for entry in self._ledger.unmirrored(app_id, limit)])

@@ -42,8 +42,8 @@ from broker_core.core.pieces import in_order
 from broker_core.core.records import HEURISTICALLY
 from broker_core.core.xa.recover_info import RecoverInfo
 from broker_core.node.channel import LocalChannel
-from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.node import Node
+from broker_core.node.open_channels import ChannelHolder
 from broker_core.node.upkeep import compact_history
 from broker_core.routing.listing import binding_rows, bindings, exchange_row
 from broker_core.store.salvage.live import DamagedBlock, damaged
@@ -90,15 +90,15 @@ class LocalBroker(Node):
         with self.look as state:
             queues = list(state.virtual_hosts.get(vhost).queues.values())
         chosen = in_order((queue for queue in queues if not queue.replies), lambda queue: queue.name)
-        return self.shown(chosen, partial(_queue_row, now_us=now_us))
+        return self.map_under_lock(chosen, partial(_queue_row, now_us=now_us))
 
     def exchanges(self, vhost: str = VHOST) -> list[ExchangeInfo]:
         """Returns the exchanges of a virtual host, by name."""
         with self.look as state:
             exchanges = list(state.virtual_hosts.get(vhost).exchanges.values())
-        return self.shown(in_order(exchanges, lambda exchange: exchange.name), exchange_row)
+        return self.map_under_lock(in_order(exchanges, lambda exchange: exchange.name), exchange_row)
 
-    def shown(self, things: Sequence[T], show: Callable[[T], R]) -> list[R]:
+    def map_under_lock(self, things: Sequence[T], show: Callable[[T], R]) -> list[R]:
         """Returns the things as ``show`` shows them, some at a time under the lock."""
         found: list[R] = []
         for start in range(0, len(things), LOCKED):
@@ -113,13 +113,13 @@ class LocalBroker(Node):
 
     def channels(self, vhost: str = VHOST) -> list[ChannelInfo]:
         """Returns the open channels of a virtual host, oldest first."""
-        return self.held.rows(vhost, self.clock())
+        return self.open_channels.rows(vhost, self.clock())
 
     def connections(self, vhost: str = VHOST) -> list[ClientInfo]:
-        return self.held.clients(vhost)
+        return self.open_channels.clients(vhost)
 
     def consumers(self, vhost: str = VHOST) -> list[ConsumerInfo]:
-        return self.held.consumers(vhost)
+        return self.open_channels.consumers(vhost)
 
     def prepared(
         self, vhost: str | None = None, reads: Callable[[str], bool] | None = None

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.load import load
-from broker_core.broker.transaction.outcomes import Kept
+from broker_core.broker.transaction.outcomes import OutcomeLimits
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.core.block import Part
 from broker_core.core.change import Change
@@ -33,9 +33,9 @@ from broker_core.message.message import MERGED_SCHEMA
 from broker_core.node.channel_commit import ChannelCommits
 from broker_core.node.committer import Committer, SteadyClock, Work, changes, now_us
 from broker_core.node.deferred_signals import uninterrupted
-from broker_core.node.held_channels import HeldChannels
 from broker_core.node.letters_ahead import LettersAhead
 from broker_core.node.loaded_blocks import COLUMNS, LoadedBlocks, Look, open_rows
+from broker_core.node.open_channels import OpenChannels
 from broker_core.node.upkeep import Upkeep
 from broker_core.store.codec import merged_block
 from broker_core.store.port import BlockInfo, Location, SegmentUsage, Store
@@ -60,7 +60,7 @@ class Node:
         *,
         monotonic: Callable[[], int] = time.monotonic_ns,
         limits: Limits | None = None,
-        outcomes: Kept | None = None,
+        outcomes: OutcomeLimits | None = None,
         upkeep: bool = True,
         identity: str = "",
     ) -> None:
@@ -72,7 +72,7 @@ class Node:
             self.state = load(store.load(), new_block_id=store.new_block_id, read=loaded_blocks.get)
             self.state.names.of_messages.identity = identity or uuid.uuid4().hex
             self._write_repairs()
-            self.state.names.outcomes.kept = outcomes or Kept()
+            self.state.names.outcomes.limits = outcomes or OutcomeLimits()
         except BaseException:
             store.close(clean=False)
             raise
@@ -81,7 +81,7 @@ class Node:
         self._writing = 0  # blocks that are being written to a segment
         self._written = threading.Event()  # set if there is none; checked when the broker closes
         self._closed = False
-        self.held = HeldChannels()
+        self.open_channels = OpenChannels()
         self.committer = Committer(self.state, store, loaded_blocks, clock)
         self.channel_commits = ChannelCommits(self.state, self.committer, self.append, clock)
         loaded_blocks.write_ahead = LettersAhead(
@@ -150,7 +150,7 @@ class Node:
 
     def transaction_bytes(self) -> int:
         """Returns about how much memory open and prepared transactions use. For any thread."""
-        opened = (channel.transaction for channel in self.held.channels())  # of which few hold something
+        opened = (each.transaction for each in self.open_channels.channels())  # of which few hold something
         return sum([transaction.memory_bytes for transaction in opened if transaction.publishes]) + sum(
             transaction.memory_bytes for transaction in list(self.state.prepared.by_key.values())
         )

@@ -30,14 +30,14 @@ def open_store(directory: str) -> DurableStore:
         return DurableStore(directory)
     except errors.DataDirectoryLocked as locked:
         if not _gives_up(directory):
-            raise _held(directory, locked) from None
+            raise _with_holder(directory, locked) from None
     deadline = time.monotonic() + ENDING_S
     while True:
         try:
             return DurableStore(directory)
         except errors.DataDirectoryLocked as locked:
             if time.monotonic() > deadline:
-                raise _held(directory, locked) from None
+                raise _with_holder(directory, locked) from None
         time.sleep(LOOK_S)
 
 
@@ -57,7 +57,7 @@ def _gives_up(directory: str) -> bool:
         connection.close()
 
 
-def _held(directory: str, locked: errors.DataDirectoryLocked) -> errors.DataDirectoryLocked:
+def _with_holder(directory: str, locked: errors.DataDirectoryLocked) -> errors.DataDirectoryLocked:
     found = endpoint.read_endpoint(directory)
     if found is None:
         return locked

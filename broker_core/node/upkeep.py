@@ -92,7 +92,7 @@ class Compaction:
         """Returns per block the needed rows (None: all) and their number; None if some block of the segment
         cannot be moved.
         """
-        if not all(block.named for block in segment.blocks):
+        if not all(block.in_catalog for block in segment.blocks):
             return None  # an open transaction, or a commit in progress
         ids = [block.block_id for block in segment.blocks]
 

@@ -34,10 +34,10 @@ class VhostEngines:
         self._lock = threading.Lock()
         self._engines: dict[str, EmbeddedEngine] = {}
         for vhost in local.state.virtual_hosts.by_name:
-            self._engines[vhost] = self._made(vhost)
+            self._engines[vhost] = self._new_engine(vhost)
         self.default = self._engines[VHOST]
 
-    def _made(self, vhost: str) -> EmbeddedEngine:
+    def _new_engine(self, vhost: str) -> EmbeddedEngine:
         return EmbeddedEngine(
             self._local, self._adopt, identity=self._identity, staged=self._staged, vhost=vhost
         )
@@ -51,13 +51,13 @@ class VhostEngines:
         with self._lock:
             found = self._engines.get(vhost)
             if found is None or found.state.topology is not topology:
-                found = self._engines[vhost] = self._made(vhost)
+                found = self._engines[vhost] = self._new_engine(vhost)
             return found
 
     def all(self) -> list[EmbeddedEngine]:
         return list(self._engines.values())
 
-    def kept(self) -> int:
+    def size(self) -> int:
         """Returns how many attempts, branches, claims and decided batches there are, of all."""
         of = [engine.batches for engine in self.all()]
         return sum(each.branches.kept() + each.claims.size() + each.ledger.size() for each in of)

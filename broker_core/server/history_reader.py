@@ -59,7 +59,7 @@ class HistoryReader:
             after = (
                 entry
                 for app in apps
-                for entry in ledger.kept(app)
+                for entry in ledger.entries(app)
                 if (entry.app_id, entry.sequence) > (app_id, sequence)
             )
             return list(islice(after, max(0, min(limit, PAGE))))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from broker_core.broker.history.history import HistoryLimits
-from broker_core.broker.transaction.outcomes import Kept
+from broker_core.broker.transaction.outcomes import OutcomeLimits
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.server.amqp.handlers.handler import Handler
 from broker_core.server.amqp.options import AmqpOptions
@@ -32,7 +32,7 @@ class ServeOptions:
     amqp_options: AmqpOptions = field(default_factory=AmqpOptions)
     handlers: Sequence[Handler] = ()
     limits: Limits = field(default_factory=Limits)
-    outcomes: Kept = field(default_factory=Kept)
+    outcomes: OutcomeLimits = field(default_factory=OutcomeLimits)
     history: HistoryLimits = field(default_factory=HistoryLimits)
     users: Mapping[str, str] | None = None
     listeners: ListenerOptions = field(default_factory=ListenerOptions)

@@ -51,7 +51,7 @@ class StatusReader:
                 chain.from_iterable(each.queues.values() for each in state.virtual_hosts.by_name.values())
             )
         queues = [queue for queue in states if not queue.replies]
-        counts = self._broker.shown(queues, lambda queue: (queue.messages, queue.unacknowledged))
+        counts = self._broker.map_under_lock(queues, lambda queue: (queue.messages, queue.unacknowledged))
         with self._broker.look as state:
             batches = [engine.batches for engine in self._engines.all()]
             since = [at for queue in queues if queue.owner and (at := waiting_since(queue)) is not None]
@@ -67,7 +67,7 @@ class StatusReader:
                 messages=sum(messages for messages, _ in counts),
                 unacknowledged=sum(unacked for _, unacked in counts),
                 connections=sum(map(self._vhosts.connections, state.virtual_hosts.by_name)),
-                channels=len(self._broker.held.channels()),
+                channels=len(self._broker.open_channels.channels()),
                 prepared=len(state.prepared.by_key),
                 staged=sum(len(each.branches.attempts()) for each in batches),
                 unapplied=sum(each.ledger.waiting(app)[0] for each in batches for app in each.ledger.apps()),

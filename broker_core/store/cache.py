@@ -23,33 +23,33 @@ class BlockCache:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._kept: OrderedDict[BlockId, tuple[pa.RecordBatch, int]] = OrderedDict()
-        self._held: weakref.WeakValueDictionary[BlockId, pa.RecordBatch] = weakref.WeakValueDictionary()
+        self._recent: OrderedDict[BlockId, tuple[pa.RecordBatch, int]] = OrderedDict()
+        self._alive: weakref.WeakValueDictionary[BlockId, pa.RecordBatch] = weakref.WeakValueDictionary()
         self.size_bytes = 0
 
     def get(self, block_id: BlockId) -> pa.RecordBatch | None:
         with self._lock:
-            if block_id in self._kept:
-                self._kept.move_to_end(block_id)
-                return self._kept[block_id][0]
-            return self._held.get(block_id)
+            if block_id in self._recent:
+                self._recent.move_to_end(block_id)
+                return self._recent[block_id][0]
+            return self._alive.get(block_id)
 
     def put(self, block_id: BlockId, block: pa.RecordBatch, size_bytes: int) -> None:
         with self._lock:
             self._drop(block_id)
-            self._held[block_id] = block
+            self._alive[block_id] = block
             if size_bytes > self._limit_bytes:
                 return
-            self._kept[block_id] = (block, size_bytes)
+            self._recent[block_id] = (block, size_bytes)
             self.size_bytes += size_bytes
             while self.size_bytes > self._limit_bytes:
-                self.size_bytes -= self._kept.popitem(last=False)[1][1]
+                self.size_bytes -= self._recent.popitem(last=False)[1][1]
 
     def drop(self, block_id: BlockId) -> None:
         with self._lock:
             self._drop(block_id)
 
     def _drop(self, block_id: BlockId) -> None:
-        self._held.pop(block_id, None)
-        if block_id in self._kept:
-            self.size_bytes -= self._kept.pop(block_id)[1]
+        self._alive.pop(block_id, None)
+        if block_id in self._recent:
+            self.size_bytes -= self._recent.pop(block_id)[1]

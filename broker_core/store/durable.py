@@ -380,11 +380,11 @@ class DurableStore:
             blocks = []
             for block_id in live:
                 place = self._places.get(block_id)
-                named = place is not None and place.segment == number
-                place = place if named else self._staged.get(block_id) or self._written.get(block_id)
+                in_catalog = place is not None and place.segment == number
+                place = place if in_catalog else self._staged.get(block_id) or self._written.get(block_id)
                 blocks.append(
                     BlockUsage(
-                        block_id, place.length if place else 0, place.size_bytes if place else 0, named
+                        block_id, place.length if place else 0, place.size_bytes if place else 0, in_catalog
                     )
                 )
             usage.append(SegmentUsage(number, kind, size_bytes, is_open, blocks))
@@ -456,9 +456,9 @@ class DurableStore:
         )
 
     @contextmanager
-    def kept(self) -> Iterator[Callable[[Path, Callable[[], None]], None]]:
+    def pin_segments(self) -> Iterator[Callable[[Path, Callable[[], None]], None]]:
         """Until its end no segment is deleted. Yields what copies the catalog. Raises ResourceLocked."""
-        with self._segments.kept():
+        with self._segments.pin():
             yield self._catalog.copy_to
 
     def close(self, *, clean: bool = True) -> None:

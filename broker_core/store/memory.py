@@ -38,7 +38,7 @@ Rows = dict[tuple[Value, ...], tuple[Value, ...]]
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Content:
     """All committed data."""
 
     records: dict[type[Record], Rows] = field(default_factory=dict)
@@ -49,8 +49,8 @@ class _Kept:
     last_block_id: int = 0
     clean: bool = True
 
-    def branch(self) -> _Kept:
-        return _Kept(
+    def branch(self) -> _Content:
+        return _Content(
             {cls: dict(rows) for cls, rows in self.records.items()},
             {block_id: list(rows) for block_id, rows in self.inbox.items()},
             dict(self.blocks),
@@ -65,7 +65,7 @@ class MemoryStore:
     """A :class:`broker_core.store.port.Store` whose data ends with its process."""
 
     def __init__(self) -> None:
-        self._kept = _Kept()
+        self._content = _Content()
         self._staged: dict[BlockId, pa.RecordBatch] = {}  # appended, not named yet
         # sealed or rewritten, not yet committed
         self._written: dict[BlockId, pa.RecordBatch] = {}
@@ -78,17 +78,17 @@ class MemoryStore:
         """Returns a new store with what this one had committed, as after a crash or a close."""
         other = MemoryStore()
         with self._lock:
-            other._kept = self._kept.branch()
-        other._last_block_id = other._kept.last_block_id
+            other._content = self._content.branch()
+        other._last_block_id = other._content.last_block_id
         return other
 
     def load(self) -> StoreImage:
-        kept = self._kept
-        records = [decode(cls, row) for cls, rows in kept.records.items() for row in rows.values()]
-        inbox = [row for block_id in sorted(kept.inbox) for row in kept.inbox[block_id]]
-        blocks = [_info(block_id, block) for block_id, block in sorted(kept.blocks.items())]
-        image = StoreImage(records, inbox, blocks, kept.sequence, kept.clean, list(kept.history))
-        kept.clean = False
+        content = self._content
+        records = [decode(cls, row) for cls, rows in content.records.items() for row in rows.values()]
+        inbox = [row for block_id in sorted(content.inbox) for row in content.inbox[block_id]]
+        blocks = [_info(block_id, block) for block_id, block in sorted(content.blocks.items())]
+        image = StoreImage(records, inbox, blocks, content.sequence, content.clean, list(content.history))
+        content.clean = False
         return image
 
     def new_block_id(self) -> BlockId:
@@ -125,9 +125,9 @@ class MemoryStore:
                     self._apply(change)
                     if change.history and group:
                         full, own = change.history
-                        self._kept.history.append(HistoryBeside(group[-1].block_id, own or full, group))
+                        self._content.history.append(HistoryBeside(group[-1].block_id, own or full, group))
                 for cls, rows in records.items():
-                    table = self._kept.records.setdefault(cls, {})
+                    table = self._content.records.setdefault(cls, {})
                     for key, values in rows.items():
                         if values is not None:
                             table[key] = values
@@ -148,7 +148,7 @@ class MemoryStore:
                 block_id = row[0]
                 expected = lengths.get(block_id)
                 if expected is None:
-                    expected = len(self._kept.inbox.get(block_id, ()))
+                    expected = len(self._content.inbox.get(block_id, ()))
                 if row[1] != expected:
                     raise ValueError(f"row {row[1]} of block {block_id} is not the next one, {expected}")
                 lengths[block_id] = expected + 1
@@ -161,30 +161,30 @@ class MemoryStore:
                         raise ValueError(f"block {block_id} was neither sealed nor rewritten")
 
     def _apply(self, change: Change) -> None:
-        kept = self._kept
-        if change.sequence > kept.sequence:
-            kept.sequence = change.sequence
+        content = self._content
+        if change.sequence > content.sequence:
+            content.sequence = change.sequence
         for row in change.rows:
             block_id, sequence = row[0], row[2]
-            rows = kept.inbox.get(block_id)
+            rows = content.inbox.get(block_id)
             if rows is None:
-                rows = kept.inbox[block_id] = []
+                rows = content.inbox[block_id] = []
             rows.append(row)
-            if sequence > kept.sequence:
-                kept.sequence = sequence
-            if block_id > kept.last_block_id:
-                kept.last_block_id = block_id
+            if sequence > content.sequence:
+                content.sequence = sequence
+            if block_id > content.last_block_id:
+                content.last_block_id = block_id
         for block_id in change.names:
-            kept.blocks[block_id] = self._staged.pop(block_id)
-            kept.last_block_id = max(kept.last_block_id, block_id)
+            content.blocks[block_id] = self._staged.pop(block_id)
+            content.last_block_id = max(content.last_block_id, block_id)
         for block_ids in (change.seals, change.moves):
             for block_id in block_ids:
-                kept.blocks[block_id] = self._written.pop(block_id)
-                kept.inbox.pop(block_id, None)
-        if kept.history and (gone := {*change.seals, *change.forgets}):
-            kept.history = [each for each in kept.history if each.block_id not in gone]
+                content.blocks[block_id] = self._written.pop(block_id)
+                content.inbox.pop(block_id, None)
+        if content.history and (gone := {*change.seals, *change.forgets}):
+            content.history = [each for each in content.history if each.block_id not in gone]
         for block_id in change.forgets:
-            for place in (kept.blocks, kept.inbox, self._staged, self._written):
+            for place in (content.blocks, content.inbox, self._staged, self._written):
                 place.pop(block_id, None)
 
     def seal(self, block_id: BlockId) -> None:
@@ -211,7 +211,7 @@ class MemoryStore:
 
     def read(self, block_id: BlockId) -> pa.RecordBatch:
         with self._lock:
-            block = self._kept.blocks.get(block_id)
+            block = self._content.blocks.get(block_id)
             block = self._staged.get(block_id) if block is None else block
             return block if block is not None else merged_block(self._inbox_rows(block_id))
 
@@ -226,12 +226,12 @@ class MemoryStore:
 
     def close(self, *, clean: bool = True) -> None:
         with self._lock:
-            self._kept = copy.copy(self._kept)
-            self._kept.clean = clean
+            self._content = copy.copy(self._content)
+            self._content.clean = clean
             self._closed = True
 
     def _inbox_rows(self, block_id: BlockId) -> list[InboxRow]:
-        rows = self._kept.inbox.get(block_id)
+        rows = self._content.inbox.get(block_id)
         if rows is None:
             raise DataLoss(
                 f"block {block_id} is not in the store: its messages were forgotten or never committed"

@@ -37,7 +37,7 @@ class BlockUsage(NamedTuple):
     block_id: BlockId
     length: int  # in the file
     size_bytes: int  # of the bodies
-    named: bool  # it exists, at this place; not only appended
+    in_catalog: bool  # it exists, at this place; not only appended
 
 
 class SegmentUsage(NamedTuple):

@@ -205,23 +205,23 @@ class Segments:
         # a failed write or sync: after it the content of the page cache is unknown
         self._broken: BaseException | None = None
         self.next_number = next_number
-        self._kept: list[int] | None = None  # what was to be deleted during a copy
+        self._deletions: list[int] | None = None  # what was to be deleted during a copy
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def pin(self) -> Iterator[None]:
         """Until its end no file is deleted. Raises ResourceLocked: one at a time."""
         with self._lock:
-            if self._kept is not None:
+            if self._deletions is not None:
                 raise ResourceLocked(
                     "another backup of this broker is in progress", "wait until it has ended"
                 )
-            self._kept = []
+            self._deletions = []
         try:
             yield
         finally:
             with self._lock:
-                kept, self._kept = self._kept or [], None
-            for number in kept:
+                deletions, self._deletions = self._deletions or [], None
+            for number in deletions:
                 self._remove(number)
 
     def adopt(self, number: int, kind: str, schema_bytes: bytes, size_bytes: int, live: set[BlockId]) -> None:
@@ -354,11 +354,11 @@ class Segments:
         """Runs fdatasync on the files with unsynced bytes (only those in ``numbers``), and on the directory
         if a file is new.
         """
-        wanted = None if numbers is None else set(numbers)
+        subset = None if numbers is None else set(numbers)
         with self._sync_lock, self._breaking():
             with self._lock:
                 dirty = [
-                    segment for number, segment in self._dirty.items() if wanted is None or number in wanted
+                    segment for number, segment in self._dirty.items() if subset is None or number in subset
                 ]
                 # chosen before the sync that makes their end durable
                 ended = [segment for segment in dirty if segment.ended]
@@ -419,8 +419,8 @@ class Segments:
             self._dirty.pop(number, None)
             if segment.descriptor >= 0:
                 self._files.close(segment.descriptor)
-            if self._kept is not None:
-                self._kept.append(number)
+            if self._deletions is not None:
+                self._deletions.append(number)
                 return
         self._remove(number)
 

@@ -168,8 +168,8 @@ def _cleared(
 ) -> pa.Array:
     """Returns a column with the values of the intact rows; empty, or 0, in the others."""
     values = [
-        bytes(data[start:end]) if kept else None
-        for start, end, kept in zip(ends[:-1], ends[1:], whole, strict=True)
+        bytes(data[start:end]) if is_whole else None
+        for start, end, is_whole in zip(ends[:-1], ends[1:], whole, strict=True)
     ]
     if _is_text(kind) or pa.types.is_binary(kind):
         return pa.array([value or b"" for value in values], pa.binary()).cast(kind)

@@ -28,7 +28,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.transaction import heuristics, outcomes, transaction
-from broker_core.broker.transaction.outcomes import Kept
+from broker_core.broker.transaction.outcomes import OutcomeLimits
 from broker_core.core import errors
 from broker_core.core.change import Author, Change
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
@@ -91,7 +91,7 @@ def ended_channels(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: P
 
 def named_outcomes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     known = broker._local.state.names.outcomes
-    known.kept = Kept(LOW)
+    known.limits = OutcomeLimits(LOW)
     with broker.channel() as channel:
         channel.queue_declare("in")
         channel.tx_select()
@@ -126,7 +126,7 @@ def heuristic_outcomes(broker: Broker, things: Things, low: pytest.MonkeyPatch, 
 
 def channel_commits(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     known = broker._local.state.names.outcomes
-    known.kept = Kept(LOW)
+    known.limits = OutcomeLimits(LOW)
     for _user, name in things:
         broker._local.run(lambda _state, change, now, name=name: known.remember_call(change, name, 1, now))  # type: ignore[misc]
     return len(known.channels), 2 * LOW
@@ -413,7 +413,7 @@ def message_ids(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Pat
 ROWS = {
     "the history of commits": Fill(f"{HistoryLimits().size_bytes >> 20} MiB", commits),
     "ids of ended channels of `BrokerClient`": Fill(f"{channels.ENDED:,}", ended_channels),
-    "outcomes of named transactions": Fill(f"{Kept().count:,}", named_outcomes),
+    "outcomes of named transactions": Fill(f"{OutcomeLimits().count:,}", named_outcomes),
     "heuristic outcomes": Fill(f"{heuristics.MOST_HEURISTIC:,}", heuristic_outcomes),
     "last commits of channels of `BrokerClient`": Fill(f"{outcomes.BLOCK:,} on their way", channel_commits),
     "apps": Fill(f"{owners.USER_APPS:,}", apps),

@@ -69,7 +69,7 @@ def app_batches(
 ) -> list[AppBatches]:
     """Returns every app, or one, with its last ``count`` batches."""
     return [
-        AppBatches(app, list(deque(batches.ledger.kept(app.app_id), count)))
+        AppBatches(app, list(deque(batches.ledger.entries(app.app_id), count)))
         for app in apps(state, batches, now_us)
         if app_id in (None, app.app_id)
     ]

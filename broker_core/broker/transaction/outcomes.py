@@ -1,6 +1,6 @@
 """How named transactions ended, for later queries, and up to which time that has been forgotten.
 
-An outcome is kept for ``Kept.age_s``, while there are no more than ``Kept.count``, and no more of its user
+An outcome is kept for ``age_s``, while there are no more than ``count``, and no more of its user
 than its share of them (``access/shares.py``). Forgetting an outcome moves the horizon of its kind, or that of
 its user alone, which is durable with the same commit. So an absent outcome means that no transaction of this
 name has ended after the horizon; whether one ended before it is unknown.
@@ -38,7 +38,7 @@ NAMES, CHANNELS = "outcome", "channel_commit"  # kinds, as the horizons have the
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class OutcomeLimits:
     """How many outcomes are kept, and for how long."""
 
     count: int = 100_000
@@ -57,7 +57,7 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
 
     def __init__(self, undo: Undo, shares: Shares) -> None:
         super().__init__()
-        self.kept = Kept()
+        self.limits = OutcomeLimits()
         self.channels: OrderedDict[str, ChannelCommitRecord] = OrderedDict()
         self.horizons: dict[str, int] = {}  # by kind, and by kind and user
         self._of_user: dict[Payer, OrderedDict[str, None]] = {}  # keys, oldest first
@@ -99,7 +99,7 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         table.move_to_end(key)
         mine.move_to_end(key)
         change.put(record)
-        now, most = record.decided_at, self.kept.count
+        now, most = record.decided_at, self.limits.count
         surplus = len(table) - most
         aged = next(iter(table.values())).decided_at < self._oldest_us(now, spare=24)
         if surplus >= min(BLOCK, most) or aged:
@@ -123,7 +123,7 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         record = self.channels.get(channel)
         if record is None:
             horizon_us = self.horizon(CHANNELS, user_in(channel))
-            _require_later(horizon_us, self.kept, since_us, f"call {number} of channel {name_in(channel)}")
+            _require_later(horizon_us, self.limits, since_us, f"call {number} of channel {name_in(channel)}")
         return record is not None and record.number == number
 
     def require_known(self, key: str, since_us: int) -> None:
@@ -131,7 +131,7 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         may have, and is forgotten.
         """
         horizon_us = self.horizon(NAMES, payer_of(key))
-        _require_later(horizon_us, self.kept, since_us, f"transaction '{name_of(key)}'")
+        _require_later(horizon_us, self.limits, since_us, f"transaction '{name_of(key)}'")
 
     def horizon(self, kind: str, user: str) -> int:
         """Returns up to which time outcomes of the user may be forgotten; 0: none."""
@@ -139,7 +139,7 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
 
     def _oldest_us(self, now: int, spare: int = 0) -> int:
         """Returns when the oldest one that is kept ended; ``spare``: a part of the age to add."""
-        age_us = int(self.kept.age_s * 1_000_000)
+        age_us = int(self.limits.age_s * 1_000_000)
         return now - age_us - (age_us // spare if spare else 0)
 
     def drop(self, change: Change, keys: Iterable[str]) -> None:
@@ -174,13 +174,13 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
                 change.drop(ForgottenRecord, (own,))
 
 
-def _require_later(horizon_us: int, kept: Kept, since_us: int, what: str) -> None:
+def _require_later(horizon_us: int, limits: OutcomeLimits, since_us: int, what: str) -> None:
     if horizon_us and since_us <= horizon_us:
         until = datetime.fromtimestamp(horizon_us / 1_000_000, timezone.utc).isoformat(timespec="seconds")
         raise UnknownOutcome(
             f"whether {what} was committed is not known: outcomes up to {until} are forgotten",
             "if it began later it was not committed, ask with `since`; else look for what it was to do "
-            f"({kept.count} of {kept.age_s / 3600:g} hours are kept, and of a user its share of them)",
+            f"({limits.count} of {limits.age_s / 3600:g} hours are kept, and of a user its share of them)",
         )
 
 

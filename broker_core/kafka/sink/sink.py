@@ -280,11 +280,11 @@ class KafkaSink:
             return app.decider.publish_refused(sequence, branches, rows, token, staged)
 
     def entries(self, app_id: str) -> list[LedgerEntry]:
-        return [public(each) for each in self.kept(app_id)]
+        return [public(each) for each in self.entry_records(app_id)]
 
-    def kept(self, app_id: str) -> list[LedgerRecord]:
+    def entry_records(self, app_id: str) -> list[LedgerRecord]:
         """Returns the records of ``entries``. Raises AccessRefused."""
-        return self._records(app_id, lambda ledger: ledger.kept(app_id))
+        return self._records(app_id, lambda ledger: ledger.entries(app_id))
 
     def _records(self, app_id: str, choose: Callable[[Ledger], Iterable[LedgerRecord]]) -> list[LedgerRecord]:
         app = self._found(app_id)

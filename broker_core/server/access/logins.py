@@ -64,7 +64,7 @@ class Logins:
         nobody who guesses can stop it.
         """
         proof_of = (connection, self._checks.digest(user, password)) if connection else None
-        stored = self._checks.kept_of(user)
+        stored = self._checks.verifier_of(user)
         if proof_of is not None and stored is not None and self._proved.get(proof_of) == stored:
             return Identity(user)
         answer = self._checks.ask(user, password, address)
@@ -150,7 +150,7 @@ class Logins:
         """
         if self._users.default:
             return DEFAULT_USER if self._open and user == DEFAULT_USER and is_loopback(address) else None
-        return self._checks.kept_of(user)
+        return self._checks.verifier_of(user)
 
     @property
     def default(self) -> bool:

@@ -82,7 +82,7 @@ class PasswordChecks:
                 answer.set_result(Identity(user))
                 return answer
         login = Login(user, password, address, self.digest(user, password), time.monotonic())
-        stored = self.kept_of(user)
+        stored = self.verifier_of(user)
         with self._work:
             again = self._wrong.get((login.pair[0], login.digest)) == (stored or "")
             proven = not again and self._recognises(login, stored)
@@ -175,7 +175,7 @@ class PasswordChecks:
 
     def _check(self, login: Login) -> None:
         user, address = login.user, login.address
-        stored = self.kept_of(user)
+        stored = self.verifier_of(user)
         right = stored is not None and self._right.get(login.digest) == stored
         if not right:
             if stored is not None and stored.startswith("="):
@@ -241,7 +241,7 @@ class PasswordChecks:
             self._work.notify_all()
         self._unchecked(left)
 
-    def kept_of(self, user: str) -> str | None:
+    def verifier_of(self, user: str) -> str | None:
         """With what a password of this user is compared: a hash, or "=" and the digest of a plain one."""
         listed = self._listed.get(user)
         if listed is not None:
@@ -268,7 +268,7 @@ class PasswordChecks:
 
     def remembers(self, user: str, password: str) -> bool:
         """Whether this password of the user was right before."""
-        stored = self.kept_of(user)
+        stored = self.verifier_of(user)
         return stored is not None and self._right.get(self.digest(user, password)) == stored
 
     def digest(self, user: str, password: str) -> bytes:

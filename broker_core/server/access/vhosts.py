@@ -51,7 +51,7 @@ class Vhosts(Audited):
                 name,
                 sum(not queue.replies for queue in queues),
                 self.connections(name),
-                sum(self._broker.shown(queues, _messages)),
+                sum(self._broker.map_under_lock(queues, _messages)),
                 *(_limit_or_none(getattr(limits, limit)) for limit in LIMITS),
             )
             for name, queues, limits in sorted(found, key=itemgetter(0))

@@ -1,12 +1,12 @@
 """Who holds a channel of AMQP, for an operator: the id that ``txmq connection channels`` shows and ``txmq
 connection close`` takes.
 
-Not here: what the channel holds (``node/held_channels.py``).
+Not here: what the channel holds (``node/open_channels.py``).
 """
 
 from __future__ import annotations
 
-from broker_core.node.held_channels import ChannelHolder
+from broker_core.node.open_channels import ChannelHolder
 from broker_core.server.amqp.ports import ClientConnection
 
 _LONGEST = 255  # characters of what a client calls itself

@@ -364,7 +364,7 @@ def _rolled_back(session: Session | None) -> str:
     """For the log: the open transaction that ends with its channel."""
     if session is None or not (session.channel.transactional and session.channel.transaction):
         return ""
-    return f"; transaction {session.broker.held.transaction_id(session.channel)} is rolled back"
+    return f"; transaction {session.broker.open_channels.transaction_id(session.channel)} is rolled back"
 
 
 def _address(name: Any) -> str:

@@ -85,7 +85,7 @@ class AmqpServer(LoopThread):
         self.turns: Turns
         self.unwritten: Unwritten
         self._alarm = self.quotas.alarm or Alarm(broker, directory, self.options.alarms)
-        broker.held.add_listener(partial(close, self), partial(clients, self.connections))
+        broker.open_channels.add_listener(partial(close, self), partial(clients, self.connections))
         self._spills = False  # goes on spilling before the next sweep
         self._idle_since: float | None = time.monotonic()
         self._empty: asyncio.Event

@@ -97,7 +97,7 @@ class Session:
     with them, when what came before is answered.
 
     ``state``: as its virtual host sees it. ``last_queue``: declared last. ``replies``: the queue of its
-    direct reply-to consumer, "" without one. ``named``: the name of the open transaction.
+    direct reply-to consumer, "" without one. ``transaction_name``: that of the open transaction.
     """
 
     def __init__(self, connection: ClientConnection, number: int, server: Server) -> None:
@@ -109,7 +109,8 @@ class Session:
         self.rights = connection.rights
         self.look = server.broker.look
         self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
-        server.broker.held.add(self.channel, channel_holder(connection, number, server.broker.clock()))
+        holder = channel_holder(connection, number, server.broker.clock())
+        server.broker.open_channels.add(self.channel, holder)
         self.tick_commit = TickCommit(self)
         self.last_queue = ""
         self.replies = ""

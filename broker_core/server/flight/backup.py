@@ -92,7 +92,7 @@ def _catalog(store: DurableStore, stopping: threading.Event) -> Iterator[tuple[l
             raise CallFailed(grpc.StatusCode.UNAVAILABLE, "the broker is stopping")
 
     path = store.directory / CATALOG_COPY
-    with store.kept() as copy_catalog:  # one at a time: nobody else has this path
+    with store.pin_segments() as copy_catalog:  # one at a time: nobody else has this path
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:

@@ -22,8 +22,8 @@ from broker_core.broker.access.users import name_in
 from broker_core.core import checks, errors
 from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
-from broker_core.node.held_channels import ChannelHolder
 from broker_core.node.local import LocalBroker
+from broker_core.node.open_channels import ChannelHolder
 from broker_core.server.access.caller import Caller
 from broker_core.server.flight import call_permissions
 from broker_core.server.flight.call_permissions import CallPermissions
@@ -63,7 +63,7 @@ class FlightChannels:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
-        broker.held.add_listener(self.close_one, call_permissions.clients.connections)
+        broker.open_channels.add_listener(self.close_one, call_permissions.clients.connections)
 
     @property
     def count(self) -> int:
@@ -244,7 +244,7 @@ def _arguments(word: str, values: dict[str, object]) -> dict[str, object]:
     for place, message in enumerate(messages):
         if not isinstance(message, dict):
             raise errors.OptionError(
-                f"{call}: argument 'messages[{place}]' must be a dict, not {checks.shown(message)}"
+                f"{call}: argument 'messages[{place}]' must be a dict, not {checks.show(message)}"
             )
         checks.check_call(f"{call}: messages[{place}]", LocalChannel.publish, message)
     return values

@@ -76,12 +76,12 @@ class FlightServer:
         self._channels = FlightChannels(broker, self._call_permissions, quotas.channels)
         accounts.changed.append(self._channels.end_deleted)
         if quotas.alarm is not None:
-            quotas.alarm.counted += [self._channels.ended, engines.kept]
+            quotas.alarm.counted += [self._channels.ended, engines.size]
         status = StatusReader(broker, engines, quotas.alarm, hello.directory, listens, vhosts)
         self._words: dict[str, Callable[..., object]] = {  # of ``admin.``
             **{word: getattr(broker, word) for word in call_permissions.LISTS},
             "status": status.now,
-            "close": broker.held.close,
+            "close": broker.open_channels.close,
             "skip_damaged": broker.skip_damaged,
             "call_took_place": self._call_took_place,
             "give_up": self._give_up,

@@ -78,7 +78,7 @@ class _Totals:
         self.queues = sum(not queue.replies for queue in queues)
         self.consumers = sum(len(queue.consumers) for queue in queues if queue.consumers)
         self.counts, _ = served.rates.of_hosts([each.vhost for each in hosts])
-        channels = served.broker.held.all()
+        channels = served.broker.open_channels.all()
         self.channels = {
             listener: sum(not channel.closed and holder.listener == listener for channel, holder in channels)
             for listener in ("amqp", "flight")
@@ -209,7 +209,7 @@ def _per_object(call: HttpCall) -> Response:
         for queue in list(topology.queues.values())
         if not queue.replies
     ]
-    rows = call.served.broker.shown(
+    rows = call.served.broker.map_under_lock(
         queues, lambda queue: ((queue.vhost, queue.name), [value(queue) for _, _, value in _OF_QUEUE])
     )
     chosen = nlargest(min(int(limit), OBJECTS), rows, key=lambda row: row[1][0])

@@ -108,7 +108,7 @@ class Served:
         """How many queues, exchanges, channels and connections there are, about."""
         hosts = list(self.broker.state.virtual_hosts.by_name.values())
         declared = sum(len(each.queues) + len(each.exchanges) for each in hosts)
-        return declared + len(self.broker.held) + len(self.quotas.connections)
+        return declared + len(self.broker.open_channels) + len(self.quotas.connections)
 
     def listening(self) -> list[Listening]:
         found = []

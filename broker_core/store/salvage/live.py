@@ -46,9 +46,9 @@ def damaged(store: Store, block_id: BlockId) -> DamagedBlock | None:
             read_twice(partial(read_buffer, path, block_id, place), path)
             return None
         except (CorruptSegment, FileNotFoundError) as error:
-            kept = store.peek(block_id)
-            if kept is not None:  # it was intact when it was read
-                return DamagedBlock(np.ones(place.rows, np.bool_), kept, "")
+            rows = store.peek(block_id)
+            if rows is not None:  # it was intact when it was read
+                return DamagedBlock(np.ones(place.rows, np.bool_), rows, "")
             if _locate(store, block_id) == location:  # else it was moved meanwhile
                 return _partly(path, place, error)
     raise StoreFailed(f"block {block_id} moved again and again while it was looked at", "try it again")

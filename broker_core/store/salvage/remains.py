@@ -147,7 +147,7 @@ class _Reader:
                     pass
             self._lose(
                 table,
-                f"table {table}: the row with key {_shown(row[: key.count(',') + 1])} does not "
+                f"table {table}: the row with key {_key_text(row[: key.count(',') + 1])} does not "
                 "match its checksum",
             )
 
@@ -178,5 +178,5 @@ class _Reader:
         return rows, None
 
 
-def _shown(key: Row) -> str:
+def _key_text(key: Row) -> str:
     return ", ".join(repr(value)[:60] for value in key)

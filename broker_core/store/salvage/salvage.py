@@ -129,7 +129,7 @@ class _Salvage:
         self.remains = remains
         self.report = SalvageReport(str(source), str(target))
         self.queues: dict[QueueId, str] = {}
-        self.kept: dict[BlockId, int] = {}  # intact blocks: rows
+        self.intact: dict[BlockId, int] = {}  # intact blocks: rows
         self.lost_blocks: dict[BlockId, tuple[BlockPlace | None, str]] = {}
         # which rows of lost blocks are intact
         self.partial: dict[BlockId, npt.NDArray[np.bool_]] = {}
@@ -158,7 +158,7 @@ class _Salvage:
         for block_id, place in self.remains.blocks.items():
             try:
                 self._block(block_id, place)
-                self.kept[block_id] = place.rows
+                self.intact[block_id] = place.rows
             except DiskFull:
                 raise
             except (StoreError, OSError, pa.ArrowInvalid) as error:
@@ -212,24 +212,24 @@ class _Salvage:
         }
         self.report.losses += found.problems
         by_queue = self._settled(found.records)
-        kept: list[Record] = []
+        salvaged: list[Record] = []
         for record in found.records:
             if isinstance(record, RunRecord):
-                kept += self._kept_of(
+                salvaged += self._readable_runs(
                     record,
                     found.lost_runs.get((record.queue_id, record.first), ""),
                     by_queue[record.queue_id],
                 )
             elif isinstance(record, PartRecord):
                 if self._keeps_part(record):
-                    kept.append(record)
+                    salvaged.append(record)
             elif isinstance(record, PreparedRecord):
-                kept.append(self._prepared(record))
+                salvaged.append(self._prepared(record))
             else:
-                kept.append(record)
+                salvaged.append(record)
         if not self.remains.torn.isdisjoint(("run", "inbox")):
-            self._unaccounted(kept, inbox, by_queue)
-        return self._follow(kept), _numbered(row for row in inbox if self._is_read(row, found.unread))
+            self._unaccounted(salvaged, inbox, by_queue)
+        return self._follow(salvaged), _numbered(row for row in inbox if self._is_read(row, found.unread))
 
     def _is_read(self, row: InboxRow, unread: set[tuple[QueueId, BlockId, int]]) -> bool:
         return not any((queue_id, row.block_id, row.row) in unread for queue_id in self.queues)
@@ -238,17 +238,17 @@ class _Salvage:
         """Returns records for queues with messages whose record is lost; leftovers in an intact catalog."""
         if "queue" not in self.remains.torn:
             return []
-        known = {record.queue_id for record in self.remains.records if isinstance(record, QueueRecord)}
-        named = {record.queue_id for record in self.remains.records if isinstance(record, RunRecord)}
-        named |= {queue_id for row in inbox for queue_id, _ in routes_of(row)}
-        for queue_id in sorted(named - known):
+        with_record = {record.queue_id for record in self.remains.records if isinstance(record, QueueRecord)}
+        with_messages = {record.queue_id for record in self.remains.records if isinstance(record, RunRecord)}
+        with_messages |= {queue_id for row in inbox for queue_id, _ in routes_of(row)}
+        for queue_id in sorted(with_messages - with_record):
             self.report.losses.append(
                 f"the name of queue {queue_id} and its arguments are lost: its messages are in queue "
                 f"'{SALVAGED.format(queue_id)}'"
             )
         return [
             QueueRecord(queue_id, SALVAGED.format(queue_id), True, False, False, {})
-            for queue_id in sorted(named - known)
+            for queue_id in sorted(with_messages - with_record)
         ]
 
     def _settled(self, records: Iterable[Record]) -> dict[QueueId, IntervalSet]:
@@ -259,7 +259,7 @@ class _Salvage:
                 )
         return _settled(records, self.queues)
 
-    def _kept_of(self, run: RunRecord, why: str, settled: IntervalSet) -> list[Record]:
+    def _readable_runs(self, run: RunRecord, why: str, settled: IntervalSet) -> list[Record]:
         """Returns the runs of its readable messages. Lost messages that are not settled are reported."""
         place, reason = self.lost_blocks.get(run.block_id, (None, why))
         if not reason:
@@ -270,16 +270,16 @@ class _Salvage:
             if run.block_id in self.partial and not why
             else np.zeros(run.count, np.bool_)
         )
-        kept: list[Record] = []
+        runs: list[Record] = []
         for is_whole, group in groupby(range(run.count), key=lambda index: bool(whole[index])):
             indexes = list(group)
             first, end = run.first + indexes[0], run.first + indexes[-1] + 1
             if is_whole:
-                kept.append(_part_of(run, first, rows[indexes[0] : indexes[-1] + 1]))
+                runs.append(_part_of(run, first, rows[indexes[0] : indexes[-1] + 1]))
                 continue
             for start, stop in settled.outside(first, end):
                 self._lose(run.queue_id, start, stop, place, reason)
-        return kept
+        return runs
 
     def _lose(self, queue_id: QueueId, start: int, end: int, place: BlockPlace | None, why: str) -> None:
         where = (
@@ -300,13 +300,13 @@ class _Salvage:
             if isinstance(record, ProgressRecord):
                 ends[record.queue_id] = max(ends[record.queue_id], record.next_offset)
         for queue_id, end in ends.items():
-            known = IntervalSet([*settled[queue_id], *there[queue_id], *self.lost_offsets.get(queue_id, ())])
-            for start, stop in known.outside(0, end):
+            found = IntervalSet([*settled[queue_id], *there[queue_id], *self.lost_offsets.get(queue_id, ())])
+            for start, stop in found.outside(0, end):
                 self._lose(queue_id, start, stop, None, "no row that can be read says where they are")
 
     def _keeps_part(self, part: PartRecord) -> bool:
         place, why = self.lost_blocks.get(part.block_id, (None, ""))
-        if part.block_id and not why and part.block_id not in self.kept:
+        if part.block_id and not why and part.block_id not in self.intact:
             why = f"block {part.block_id} does not exist"
         if not part.block_id or not why:
             return True
@@ -319,7 +319,7 @@ class _Salvage:
     def _prepared(self, record: PreparedRecord) -> PreparedRecord:
         routes: list[object] = []
         for route in record.routes:
-            if isinstance(route, dict) and route["block"][0] not in self.kept:
+            if isinstance(route, dict) and route["block"][0] not in self.intact:
                 block_id, rows = route["block"][:2]
                 why = self.lost_blocks.get(block_id, (None, f"block {block_id} does not exist"))[1]
                 self.report.losses.append(
@@ -360,8 +360,8 @@ class _Salvage:
         """Prevents that used offsets are used again."""
         progress = {record.queue_id: record for record in records if isinstance(record, ProgressRecord)}
         for queue_id, lost in self.lost_offsets.items():
-            known = progress.get(queue_id, ProgressRecord(queue_id, "", 0, 0, 0, 0))
-            progress[queue_id] = replace(known, next_offset=max(known.next_offset, lost.end()))
+            record = progress.get(queue_id, ProgressRecord(queue_id, "", 0, 0, 0, 0))
+            progress[queue_id] = replace(record, next_offset=max(record.next_offset, lost.end()))
         return list(progress.values())
 
     # -- the new directory -----------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ class _Salvage:
         segments = Segments(self.target, 1)
         places: dict[BlockId, BlockPlace] = {}
         try:
-            for block_id in sorted([*self.kept, *self.partial]):
+            for block_id in sorted([*self.intact, *self.partial]):
                 place = self.remains.blocks[block_id]
                 partly = self._partly(place) if block_id in self.partial else None
                 block = self._block(block_id, place) if partly is None else partly[1]

@@ -7,7 +7,7 @@ import pytest
 from broker_core.broker.access.rights import OWNER, Actor
 from broker_core.broker.decision import Decision
 from broker_core.broker.transaction import heuristics
-from broker_core.broker.transaction.outcomes import Kept
+from broker_core.broker.transaction.outcomes import OutcomeLimits
 from broker_core.core import errors
 from tests.broker.conftest import Node, declared
 
@@ -42,7 +42,7 @@ def test_20_a_heuristic_outcome_stays_until_it_is_forgotten_while_others_grow_ol
     by_hand(node, "rollback", "b")
     node.broker.commit("own")
     for _ in range(3):
-        node.clock.advance(3 * Kept().age_s)
+        node.clock.advance(3 * OutcomeLimits().age_s)
         if restart:
             node.restart()
         prepare(node, f"at {node.clock.now_us}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.transaction.outcomes import Kept
+from broker_core.broker.transaction.outcomes import OutcomeLimits
 from broker_core.core import errors
 from broker_core.core.change import Change
 from broker_core.core.records import ChannelCommitRecord, ForgottenRecord, OutcomeRecord
@@ -17,7 +17,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
 from tests.broker.conftest import Clock
 
-KEPT = Kept(count=20, age_s=3600)
+KEPT = OutcomeLimits(count=20, age_s=3600)
 
 
 class Asked:
@@ -189,4 +189,4 @@ def test_a_work_that_fails_forgets_nothing(asked: Asked) -> None:
 def test_how_many_are_kept_is_at_least_one() -> None:
     for wrong in ((0, 1.0), (1, 0.0), (-1, 1.0)):
         with pytest.raises(errors.OptionError, match="at least 1"):
-            Kept(*wrong)
+            OutcomeLimits(*wrong)

@@ -20,7 +20,7 @@ from pamqp import commands as c
 from broker_core.broker import channel, commit
 from broker_core.broker.batch import owners
 from broker_core.broker.batch.branch import StagedLimits
-from broker_core.broker.transaction.outcomes import Kept
+from broker_core.broker.transaction.outcomes import OutcomeLimits
 from broker_core.client.broker import BrokerClient
 from broker_core.core import errors
 from broker_core.core import password as passwords
@@ -54,7 +54,7 @@ def served(folder: Path) -> Broker:
         amqp=["127.0.0.1:0"],
         listeners=ListenerOptions(http=["127.0.0.1:0"]),
         quotas=QUOTAS,
-        outcomes=Kept(BOUND),
+        outcomes=OutcomeLimits(BOUND),
     )
 
 

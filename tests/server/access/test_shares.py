@@ -18,7 +18,7 @@ from pamqp import commands as c
 
 from broker_core.broker import commit
 from broker_core.broker.access.shares import SHARE
-from broker_core.broker.transaction.outcomes import Kept
+from broker_core.broker.transaction.outcomes import OutcomeLimits
 from broker_core.client.broker import BrokerClient
 from broker_core.core import errors, failpoint
 from broker_core.core import password as passwords
@@ -301,7 +301,7 @@ def test_what_a_deleted_user_has_prepared_takes_no_share_of_a_later_one_of_its_n
 
 @pytest.mark.soak
 def test_who_commits_much_makes_outcomes_of_nobody_else_unknown(opened: Open) -> None:
-    kept = Kept(100)
+    kept = OutcomeLimits(100)
     broker = opened(MAN, ANN, outcomes=kept)
 
     def commits(user: str, *tokens: str) -> None:

@@ -58,7 +58,7 @@ def failed(_served: Served, client: Peer) -> None:
 
 def by_an_operator(served: Served, client: Peer) -> None:
     connection = next(each for each in served.server.connections if len(each.sessions.by_number) == CHANNELS)
-    assert served.broker.held.close(connection.name)
+    assert served.broker.open_channels.close(connection.name)
     until_close(client)
 
 
@@ -133,7 +133,7 @@ def test_what_its_channels_held_comes_back_in_order_and_nothing_else_stays(
         ended(served, other)
         assert [body for _, body in other.drain(1, "q")] == [b"%d" % number for number in NUMBERS]
         assert served.counts() == {"q": 0}
-        assert len(served.broker.held) == 1 == len(served.server.quotas.channels)
+        assert len(served.broker.open_channels) == 1 == len(served.server.quotas.channels)
         assert len(served.server.quotas.connections) == 1
 
 

@@ -50,7 +50,7 @@ def test_what_waits_for_a_requester_that_does_not_read_is_bounded_and_the_newest
         replies(server, to, count)
         alarm = Alarm(served.broker, "", AlarmLimits(memory_bytes=2 * MOST_BYTES))
         assert alarm.look() is None
-        (row,) = (row for row in served.broker.held.rows("/", 0) if row.unacknowledged)
+        (row,) = (row for row in served.broker.open_channels.rows("/", 0) if row.unacknowledged)
         waiting = row.unacknowledged[NAME]
         assert 0 < waiting <= MOST_BYTES // len(BODY)
         found = []

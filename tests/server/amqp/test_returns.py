@@ -128,7 +128,7 @@ def test_a_connection_that_ends_before_it_has_read_them_leaves_no_block(way: str
         elif way == "operator":
             object.__setattr__(served.server.options, "close_timeout_s", 0.1)
             (connection,) = served.server.connections
-            assert served.broker.held.close(connection.name)
+            assert served.broker.open_channels.close(connection.name)
         else:
             threading.Thread(target=served.server.stop).start()
         wait_until(lambda: not served.server.connections)
@@ -139,7 +139,7 @@ def test_an_operator_who_closes_the_connection_waits_for_a_client_that_reads(ser
     with peer(served.url, 1) as client:
         committed(served, client)
         (connection,) = served.server.connections
-        assert served.broker.held.close(connection.name)
+        assert served.broker.open_channels.close(connection.name)
         assert len(returned(client)) == COUNT
         assert client.expect(Connection.Close, 0).reply_code == 320
 

@@ -67,7 +67,7 @@ def get_answer(session: Session, method: m.BasicGet, name: str) -> None:
 
     if name == transaction_exchange.CURRENT:
         session.channel.check_transactional()
-        current = session.broker.held.transaction_id(session.channel)
+        current = session.broker.open_channels.transaction_id(session.channel)
         answer(transaction_exchange.Answer(current.encode(), b"", ""))
         return
     session.submit(method, transaction_exchange.question(name, session.connection.user), answer)

@@ -11,7 +11,7 @@ from typing import Any
 from broker_core.admin import ConnectionInfo
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue import Queue
-from broker_core.node.held_channels import ChannelHolder
+from broker_core.node.open_channels import ChannelHolder
 from broker_core.server.http.call import DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import looks
 from broker_core.server.http.management import shown
@@ -54,7 +54,7 @@ def _close(call: HttpCall) -> HttpAnswer:
     found = _connection(call)
     if found.user != call.user and not call.caller.operates:
         raise denied(OBJECT)
-    if not call.served.broker.held.close(found.name):
+    if not call.served.broker.open_channels.close(found.name):
         raise not_found()
     call.record("connection.close", connection=found.name, of=found.user)
     return DONE
@@ -63,7 +63,7 @@ def _close(call: HttpCall) -> HttpAnswer:
 def _channels(call: HttpCall) -> Iterator[tuple[Channel, ChannelHolder]]:
     """Those of the virtual host of the path, if it names one, in the order of their opening."""
     vhost = call.params.get("vhost")
-    for channel, holder in sorted(call.served.broker.held.all(), key=lambda each: each[1].since_us):
+    for channel, holder in sorted(call.served.broker.open_channels.all(), key=lambda each: each[1].since_us):
         shared = not channel.closed and holder.listener != "process" and _sees(call, holder.user)
         if shared and vhost in (None, holder.vhost):
             yield channel, holder

@@ -14,7 +14,7 @@ import pyarrow as pa
 from broker_core.broker import command_permissions
 from broker_core.broker.queue.ready import oldest
 from broker_core.message.properties import NAMES, Properties
-from broker_core.node.held_channels import ChannelHolder
+from broker_core.node.open_channels import ChannelHolder
 from broker_core.routing.content import check_user_id
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.management.exchanges import exchange

@@ -58,7 +58,7 @@ def _overview(call: HttpCall) -> dict[str, object]:
     connections = [each for each in served.connections() if all_ or each.user == call.user]
     channels = [
         channel
-        for channel, holder in served.broker.held.all()
+        for channel, holder in served.broker.open_channels.all()
         if not channel.closed and (all_ or holder.user == call.user)
     ]
     told: dict[str, object] = {

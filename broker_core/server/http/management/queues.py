@@ -24,7 +24,7 @@ Row = dict[str, Any]
 def _queues(call: HttpCall) -> object:
     show = partial(shown.queue_row, rates=call.served.rates)
     queues = [queue for each in hosts(call) for _, queue in sorted(each.queues.items()) if not queue.replies]
-    return paged(call, queues, partial(call.served.broker.shown, show=show))
+    return paged(call, queues, partial(call.served.broker.map_under_lock, show=show))
 
 
 def there(call: HttpCall) -> Queue:
@@ -37,7 +37,7 @@ def there(call: HttpCall) -> Queue:
 
 def _one(call: HttpCall) -> Row:
     queue = there(call)
-    (row,) = call.served.broker.shown([queue], partial(shown.queue_row, rates=call.served.rates))
+    (row,) = call.served.broker.map_under_lock([queue], partial(shown.queue_row, rates=call.served.rates))
     row |= {"consumer_details": consumers_of(call, queue), "deliveries": [], "incoming": []}
     return row
 

@@ -17,7 +17,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer
 from broker_core.message.arguments.policy import Policy, settings_without_effect
 from broker_core.message.arguments.table import CONSUMER, EXCHANGE, QUEUE, without_effect
-from broker_core.node.held_channels import ChannelHolder
+from broker_core.node.open_channels import ChannelHolder
 from broker_core.routing.exchange import Binding, Exchange, canonical
 from broker_core.routing.exchange_types import ARGUMENTS_OF, WaitingExchange
 from broker_core.server.http.rates import Counts, Rate, Rates, counts_of

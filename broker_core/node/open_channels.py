@@ -49,7 +49,7 @@ class ChannelHolder(NamedTuple):
         return Author(self.listener, self.vhost, self.user, self.client, self.address)
 
 
-class HeldChannels:
+class OpenChannels:
     """The channels of all listeners, while they exist, and how each listener ends one. For any thread."""
 
     def __init__(self) -> None:
@@ -160,19 +160,19 @@ def _row(channel: Channel, holder: ChannelHolder, now_us: int) -> ChannelInfo:
     )
 
 
-def named(refused: QueueHeld, held: HeldChannels, prepared: Mapping[str, Transaction]) -> ResourceLocked:
+def explain(error: QueueHeld, channels: OpenChannels, prepared: Mapping[str, Transaction]) -> ResourceLocked:
     """Returns the error with the first holders of the queue, since when each is there, and how it ends."""
-    queue = refused.queue
-    found = list(islice(chain(_users(queue, held), _names(queue, prepared)), NAMED + 1))
+    queue = error.queue
+    found = list(islice(chain(_users(queue, channels), _names(queue, prepared)), NAMED + 1))
     if not found:  # they have ended meanwhile
-        return refused
+        return error
     texts = [*found[:NAMED], *(("others",) if len(found) > NAMED else ())]
-    advice = refused.message.removeprefix(f"{refused.summary}: ")
-    return ResourceLocked(f"{refused.summary}: {'; '.join(texts)}", advice)
+    advice = error.message.removeprefix(f"{error.summary}: ")
+    return ResourceLocked(f"{error.summary}: {'; '.join(texts)}", advice)
 
 
-def _users(queue: Queue, held: HeldChannels) -> Iterator[str]:
-    there = [each for each in held.all() if each[1].vhost == queue.vhost]
+def _users(queue: Queue, channels: OpenChannels) -> Iterator[str]:
+    there = [each for each in channels.all() if each[1].vhost == queue.vhost]
     entries = (
         (holder, used)
         for channel, holder in sorted(there, key=lambda each: each[1].since_us)
