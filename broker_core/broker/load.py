@@ -17,8 +17,8 @@ from broker_core.broker.access.users import name_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.repair import Info, leave_out_history, repair
-from broker_core.broker.topology.delayed_exchanges import WAITING
 from broker_core.broker.topology.topology import Topology
+from broker_core.broker.topology.waiting_exchanges import WAITING
 from broker_core.core.block import ReadBlock
 from broker_core.core.change import ROUTE, Damaged, HistoryBeside, InboxRow, routes_of
 from broker_core.core.errors import CorruptCatalog

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable
 
 from broker_core.broker.queue import REPLIES, Queue
 from broker_core.broker.topology import ownership
-from broker_core.broker.topology.delayed_exchanges import DelayedExchanges
 from broker_core.broker.topology.leases import Leases
 from broker_core.broker.topology.policies import Policies, kind_of
 from broker_core.broker.topology.registry import Registry
+from broker_core.broker.topology.waiting_exchanges import WaitingExchanges
 from broker_core.core.address import VHOST
 from broker_core.core.block import Blocks
 from broker_core.core.change import ANY, Change, Numbers
@@ -37,7 +37,7 @@ from broker_core.routing.exchanges import TRACE_EXCHANGE as TRACE_EXCHANGE
 from broker_core.routing.memory import NamesMemory, bytes_of
 
 
-class Topology(DelayedExchanges):
+class Topology(WaitingExchanges):
     """The names of one virtual host."""
 
     def __init__(

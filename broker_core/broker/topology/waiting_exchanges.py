@@ -24,7 +24,7 @@ from broker_core.routing.memory import bytes_of
 WAITING = "amq.delayed."  # before the name of an exchange: the queue where its messages wait
 
 
-class DelayedExchanges(Exchanges[Queue]):
+class WaitingExchanges(Exchanges[Queue]):
     """``tally``: of the messages of all queues."""
 
     _blocks: Blocks
