@@ -7,7 +7,7 @@ guarantees let it forget, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ DEAD = "dead"
 LATER = "later"  # where messages wait for an exchange that delays; then they go to ``plain``
 DELAYS_MS = (470, 2_130)  # of a message, by its number
 ONCE, PENDING = "once", "pending"  # drop what they have seen, or what they have
+NEWS = "news"  # an exchange that drops what it has seen; what it has not goes to ``out``
 BURIED = ("short", "timed", "plain")  # queues with a dead-letter exchange
 
 
@@ -46,8 +47,16 @@ def delay_ms(body: bytes) -> int:
     return DELAYS_MS[int(body) % len(DELAYS_MS)]
 
 
-def due_us(copy: Copy) -> int:
+def later_us(copy: Copy) -> int:
     return copy.at_us + delay_ms(copy.body) * 1000
+
+
+def at_once(_copy: Copy) -> int:
+    return 0
+
+
+# exchange in which messages wait -> when one is due, and the queue where it arrives
+WAITING: dict[str, tuple[Callable[[Copy], int], str]] = {LATER: (later_us, "plain"), NEWS: (at_once, "out")}
 
 
 @dataclass
@@ -72,7 +81,8 @@ class NaiveBroker:
     prepared: dict[str, Work] = field(default_factory=dict)
     outcomes: dict[str, str] = field(default_factory=dict)
     owned: bool = False  # the queue ``in`` by the app
-    seen: dict[bytes, bool] = field(default_factory=dict)  # by the queue ``once``: whether that is durable
+    # by a queue or an exchange, and body: whether that is durable
+    seen: dict[str, dict[bytes, bool]] = field(default_factory=lambda: {ONCE: {}, NEWS: {}})
     bounded: set[str] = field(default_factory=lambda: {"short"})  # by an argument, or a policy
 
     def declare(self, name: str, *, durable: bool) -> None:
@@ -115,10 +125,10 @@ class NaiveBroker:
             raise Refused
 
     def _enqueue(self, name: str, copy: Copy, now_us: int) -> None:
-        if name == ONCE:
-            if copy.body in self.seen:
+        if (seen := self.seen.get(name)) is not None:
+            if copy.body in seen:
                 return
-            self.seen[copy.body] = copy.durable
+            seen[copy.body] = copy.durable
         if name == PENDING and any(copy.body == other.body for other in self.queues[name]):
             return
         self.queues[name].append(copy)
@@ -164,10 +174,11 @@ class NaiveBroker:
 
     def arrive(self, now_us: int) -> None:
         """What waits and is due."""
-        for copy in sorted(self.queues[LATER], key=due_us):
-            if due_us(copy) <= now_us:
-                self._remove(LATER, copy)
-                self._enqueue("plain", Copy(copy.body, copy.durable, now_us), now_us)
+        for name, (due_us, queue) in WAITING.items():
+            for copy in sorted(self.queues[name], key=due_us):
+                if due_us(copy) <= now_us:
+                    self._remove(name, copy)
+                    self._enqueue(queue, Copy(copy.body, copy.durable, now_us), now_us)
 
     def purge(self, name: str) -> int:
         before = len(self.queues[name])
@@ -203,7 +214,7 @@ class NaiveBroker:
         """
         self.queues[name] = []
         if name == ONCE:
-            self.seen.clear()
+            self.seen[ONCE].clear()
         for work in self.prepared.values():
             work.forget(name)
 
@@ -225,7 +236,7 @@ class NaiveBroker:
                 if copy.state == "held":
                     copy.state = "ready"
                 copy.redelivered = True if copy.redelivered else None
-        self.seen = {body: durable for body, durable in self.seen.items() if durable}
+        self.seen = {name: {body: True for body in seen if seen[body]} for name, seen in self.seen.items()}
         for work in self.prepared.values():
             for name in self.durable:
                 if not self.durable[name]:

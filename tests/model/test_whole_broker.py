@@ -30,7 +30,7 @@ from broker_core.core import errors
 from broker_core.core.block import Blocks
 from broker_core.routing import exchange_types
 from tests import reading
-from tests.model.naive_broker import LATER, LENGTH, ONCE, PENDING, Work
+from tests.model.naive_broker import LATER, LENGTH, NEWS, ONCE, PENDING, Work
 from tests.model.whole_broker import ROUTES, NothingInMemory, OnDisk, WholeBroker
 
 Patch = pytest.MonkeyPatch
@@ -183,6 +183,15 @@ def a_message_is_sent_again(broker: WholeBroker) -> None:
     broker.publish_one(broker.peers[1], window, True, crash="", again=1)
 
 
+def a_message_is_sent_again_to_an_exchange(broker: WholeBroker) -> None:
+    """It has left; and once more after a crash."""
+    for again in (0, 1, 1):
+        broker.publish_one(broker.peers[1], ROUTES.index((NEWS,)), True, crash="", again=again)
+        broker.upkeep("expire", crash="")
+        broker.both_hold_the_same()
+        broker.restart("killed" if again else "not now")
+
+
 def a_message_is_sent_again_in_a_spilled_transaction(broker: WholeBroker) -> None:
     window = ROUTES.index((ONCE,))
     broker.publish_one(broker.peers[1], window, True, crash="")
@@ -218,6 +227,14 @@ SHOWN: dict[str, tuple[Callable[[WholeBroker], None], Callable[[Patch], None]]] 
         lambda p: p.setattr(Channel, "_give_back", nothing),
     ),
     "a duplicate is dropped": (a_message_is_sent_again, lambda p: p.setattr(MessageIds, "has", no)),
+    "a duplicate is dropped by an exchange": (
+        a_message_is_sent_again_to_an_exchange,
+        lambda p: p.setattr(MessageIds, "has", no),
+    ),
+    "ids of an exchange are durable": (
+        a_message_is_sent_again_to_an_exchange,
+        lambda p: p.setattr(MessageIds, "restore", nothing),
+    ),
     "an id is forgotten with its message, or stays": (
         a_message_is_sent_again,
         lambda p: p.setattr(MessageIds, "_is_over", no),

@@ -34,6 +34,7 @@ from broker_core.node.committer import changes
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
+from broker_core.routing.exchange_types import DEDUPLICATING
 from broker_core.server.access.vhosts import Vhosts
 from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
@@ -45,9 +46,11 @@ from tests.model.naive_broker import (
     DEAD,
     LATER,
     LENGTH,
+    NEWS,
     ONCE,
     PENDING,
     TTL_US,
+    WAITING,
     Copy,
     NaiveBroker,
     Outcome,
@@ -74,7 +77,7 @@ QUEUES: dict[str, dict[str, Any]] = {
 ROUTES: list[tuple[str, ...]] = [
     ("plain",), ("short",), ("timed",), ("refusing",), ("in",), ("memory",),
     ("plain", "short", "timed"), ("memory", "plain"), ("short", "refusing"), (ONCE,), (PENDING, ONCE),
-    (LATER,), (LATER, "plain"),
+    (LATER,), (LATER, "plain"), (NEWS,), (NEWS, ONCE),
 ]  # fmt: skip
 STEPS = [
     "store.commit.begin",
@@ -138,11 +141,13 @@ class WholeBroker(RuleBasedStateMachine):
             for number in range(len(ROUTES)):
                 channel.exchange_declare(f"route{number}", "fanout")
             channel.exchange_declare(LATER, "x-delayed-message", arguments={"x-delayed-type": "fanout"})
+            channel.exchange_declare(NEWS, DEDUPLICATING, arguments={"x-cache-size": 1_000})
             for number, route in enumerate(ROUTES):
-                if LATER in route:
+                for exchange in WAITING.keys() & route:
                     topology = self.broker.state.topology
-                    self.broker.run(changes(topology.bind_exchange, LATER, f"route{number}"))
-        self.naive.declare(LATER, durable=True)
+                    self.broker.run(changes(topology.bind_exchange, exchange, f"route{number}"))
+        for exchange in WAITING:
+            self.naive.declare(exchange, durable=True)
         for name in QUEUES:
             self.naive.declare(name, durable=name != "memory")
             self.declare(name)
@@ -206,8 +211,9 @@ class WholeBroker(RuleBasedStateMachine):
             for number, route in enumerate(ROUTES):
                 if name in route:
                     channel.queue_bind(name, f"route{number}")
-            if name == "plain":
-                channel.queue_bind(name, LATER)
+            for exchange, (_, queue) in WAITING.items():
+                if name == queue:
+                    channel.queue_bind(name, exchange)
 
     def left(self) -> set[bytes]:
         return {body for body, _ in self.contents()["in"]}
@@ -280,7 +286,7 @@ class WholeBroker(RuleBasedStateMachine):
     def publish_one(self, peer: Peer, route: int, persistent: bool, crash: str, again: int = 0) -> None:
         body = b"%d" % next(self.numbers)
         properties = b"" if persistent else TRANSIENT
-        if ONCE in ROUTES[route]:
+        if {ONCE, NEWS} & set(ROUTES[route]):
             if 0 < again <= len(self.sent):
                 body, persistent = self.sent[-again]
             self.sent.append((body, persistent))
@@ -609,7 +615,8 @@ class WholeBroker(RuleBasedStateMachine):
             for name in (*QUEUES, DEAD):  # dead letters come while the others are emptied
                 while (delivery := channel.get(name)) is not None:
                     channel.ack(delivery.tag)
-            channel.exchange_delete(LATER)
+            for exchange in WAITING:
+                channel.exchange_delete(exchange)
         self.broker.upkeep.close_open()
         self.broker.upkeep.tick()
         state = self.broker.state
