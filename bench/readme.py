@@ -27,12 +27,14 @@ ROWS = {
     "amqp_relay_100": ("consumed and published in transactions of 100", "messages/s", "RabbitMQ 3.10"),
     "amqp_confirms": ("published with confirms", "messages/s", "RabbitMQ 3.10"),
     "amqp_commit_p99": ("99th percentile of a commit", "us", "RabbitMQ 3.10"),
-    "source_rows": ("read by a stream", "rows/s", "a Python source of Arrow batches that does nothing"),
+    "source_rows": ("read by a stream", "rows/s", "a Python source of Arrow batches that does nothing else"),
     "append_rows": ("appended to a Delta table in a micro-batch", "rows/s", "the same append without txmq"),
     "micro_batch_overhead_ms": (
-        "added to a micro-batch of one message", "ms", "that of a Python source and sink that do nothing",
+        "added to a micro-batch of one message", "ms", "a Python source and sink that do nothing",
     ),
 }  # fmt: skip
+ADDED = {"micro_batch_overhead_ms"}  # what is above the reference
+HEAD = "| | txmq | compared |"
 
 
 def write(figures: Sequence[Figure], path: Path) -> None:
@@ -45,17 +47,21 @@ def write(figures: Sequence[Figure], path: Path) -> None:
     path.write_text(json.dumps(run, indent=1) + "\n")
 
 
+def _less(unit: str) -> str:
+    return ", less is better" if unit in ("us", "ms") else ""
+
+
 def rows() -> list[str]:
     """The table and the line about the machine, as they stand in the README."""
     run = json.loads(FILE.read_text())
-    lines = ["| | txmq | compared |", "|---|---|---|"]
+    lines = [HEAD, "|---|---|---|"]
     for name, (label, unit, reference) in ROWS.items():
-        figure = run["figures"][name]
-        lines.append(f"| {label} | {figure['value']:,.0f} {unit} | {figure['ratio']:.2f} times {reference} |")
+        figure, whole = run["figures"][name], "the whole takes " if name in ADDED else ""
+        value, times = f"{figure['value']:,.0f} {unit}", f"{figure['ratio']:.2f} times {reference}"
+        lines.append(f"| {label}{_less(unit)} | {value} | {whole}{times} |")
     return [*lines, "", f"{run['machine']}, {run['date']}."]
 
 
-ADDED = {"micro_batch_overhead_ms"}  # what is above the reference
 WIDTH, ROW, BAR = 760, 62, 330  # of the plot, of a figure in it, of the longest bar
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #57606a } .title { font-weight: 600 } .txmq { fill: #2f6fd0 } .beside { fill: #9aa5b1 }
@@ -69,10 +75,8 @@ def plot() -> str:
     parts = []
     for number, (name, (label, unit, reference)) in enumerate(ROWS.items()):
         figure, top = run["figures"][name], number * ROW
-        less = ", less is better" if unit in ("us", "ms") else ""
-        parts.append(
-            f'<text class="title" x="0" y="{top + 14}">{label.removeprefix("added to ")}, {unit}{less}</text>'
-        )
+        title = f"{label.removeprefix('added to ')}, {unit}{_less(unit)}"
+        parts.append(f'<text class="title" x="0" y="{top + 14}">{title}</text>')
         whole = figure["value"] + figure["reference"] if name in ADDED else figure["value"]
         bars = (("txmq", "txmq", whole), ("beside", reference, figure["reference"]))
         longest = max(value for _, _, value in bars)
@@ -87,10 +91,10 @@ def plot() -> str:
 
 def main() -> None:
     PLOT.write_text(plot())
-    text = PAGE.read_text()
-    PAGE.write_text(
-        re.sub(r"\| \| txmq \| beside \|\n(?:.*\n)*?\n.*\d{4}-\d\d-\d\d\.", lambda _: "\n".join(rows()), text)
-    )
+    table = re.escape(HEAD) + r"\n(?:.*\n)*?\n.*?\d{4}-\d\d-\d\d\."
+    text, found = re.subn(table, lambda _: "\n".join(rows()), PAGE.read_text())
+    assert found == 1, HEAD
+    PAGE.write_text(text)
 
 
 if __name__ == "__main__":

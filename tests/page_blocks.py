@@ -74,6 +74,7 @@ SHELL = [
     Shell("docs/from_rabbitmq.md", "rabbitmq_shovel", "tests/interop/test_shovel.py"),
     Shell("docs/http.md", "pip install", changed={"pip install": ": pip install", **_PAGE}),
     Shell("docs/kafka_operations.md", "broker setup", "tests/kafka/topics/test_setup.py"),
+    Shell("docs/permissions.md", "permission set", before=_SECRET + "txmq user add ann --password-file secret --data data; txmq vhost add sales --data data"),
     Shell("docs/policies.md", "policy set caps"),
     Shell("docs/production.md", "useradd", "it needs root and systemd: tests/test_production.py reads the unit"),
     Shell("docs/runbook.md", "txmq status", changed={"txmq top": ": txmq top"}),
