@@ -96,8 +96,8 @@ list_command(
 )
 def _prepared(options: Options) -> int:
     found = client_at(options).prepared()
-    shown = [each for each in found if options.queue is None or options.queue in (*each.to, *each.acked)]
-    return show(options, map(_prepared_row, shown))
+    rows = [each for each in found if options.queue is None or options.queue in (*each.to, *each.acked)]
+    return show(options, map(_prepared_row, rows))
 
 
 list_command(
@@ -174,11 +174,11 @@ def _close(options: Options) -> int:
 
 
 def _summary(connections: list[ClientInfo], channels: list[ChannelInfo]) -> str:
-    held = sum(sum(each.unacknowledged.values()) for each in channels)
+    unacked = sum(sum(each.unacknowledged.values()) for each in channels)
     publishes = sum(each.publishes for each in channels)
     first: ClientInfo | ChannelInfo = connections[0] if connections else channels[0]
     what = "the connection and " if connections else ""
     return (
-        f"{what}{len(channels)} channels of user {first.user!r} at {first.address or 'this host'}: {held} "
+        f"{what}{len(channels)} channels of user {first.user!r} at {first.address or 'this host'}: {unacked} "
         f"messages go back to their queues, and {publishes} publishes of open transactions are dropped"
     )

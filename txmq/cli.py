@@ -100,9 +100,9 @@ click.version_option(__version__, message="txmq %(version)s")(ROOT)
     json=False,
 )
 def _completion(options: Options) -> int:
-    made = get_completion_class(options.shell)
-    assert made is not None
-    print_lines(*made(ROOT, {}, "txmq", COMPLETE_VARIABLE).source().splitlines())
+    shell_class = get_completion_class(options.shell)
+    assert shell_class is not None
+    print_lines(*shell_class(ROOT, {}, "txmq", COMPLETE_VARIABLE).source().splitlines())
     return 0
 
 
@@ -135,16 +135,16 @@ list_command(
 )
 def _discard(options: Options) -> int:
     client = engine_at(options)
-    known = [each for each in client.staged_batches() if each.token == options.token]
-    known = [each for each in known if options.of in (None, each.user)]
-    if not known:
+    batches = [each for each in client.staged_batches() if each.token == options.token]
+    batch = next((each for each in batches if options.of in (None, each.user)), None)
+    if batch is None:
         raise UnknownTransaction(
             f"no staged batch has the token '{options.token}'", "list the open ones with `txmq app staged`"
         )
     confirm(
         options,
-        f"discard drops {known[0].rows} rows that batch {known[0].batch_id} of app {known[0].app_id!r} has "
-        f"staged{' from ' * bool(known[0].client)}{known[0].client}",
+        f"discard drops {batch.rows} rows that batch {batch.batch_id} of app {batch.app_id!r} has "
+        f"staged{' from ' * bool(batch.client)}{batch.client}",
     )
     client.rollback_batch(options.token, of=options.of)
     return done(options, f"discarded {options.token}", token=options.token, state="rolled_back")
@@ -334,7 +334,7 @@ def _peek(options: Options) -> int:
     rows: list[Row] = []
     for log, found in engine.available(logs, starts).items():
         rows += _peeked(engine, log, found.start, found.end, options.limit - len(rows))
-    return show(options, [_shown(row, as_json=options.json) for row in rows])
+    return show(options, [_message_row(row, as_json=options.json) for row in rows])
 
 
 def _peeked(engine: Engine, log: str, start: int, end: int, limit: int) -> list[Row]:
@@ -347,20 +347,20 @@ def _peeked(engine: Engine, log: str, start: int, end: int, limit: int) -> list[
     return rows
 
 
-def _shown(row: Row, *, as_json: bool) -> Row:
+def _message_row(row: Row, *, as_json: bool) -> Row:
     encoded = row.pop("properties")
     try:
         properties = dataclasses.asdict(Properties.decode(encoded))
     except RemoteProtocolError:  # damaged: show the bytes
         properties = {"damaged": {"base64": base64.b64encode(encoded).decode()}}
-    given = {name: value for name, value in properties.items() if value is not None and value != {}}
+    fields = {name: value for name, value in properties.items() if value is not None and value != {}}
     body = row.pop("body")
     try:
         text: object = body.decode()
     except UnicodeDecodeError:
         text = {"base64": base64.b64encode(body).decode()} if as_json else repr(body)
     row["timestamp"] = row["timestamp"].astimezone(timezone.utc).isoformat()
-    return {**row, "properties": given, "body": text}
+    return {**row, "properties": fields, "body": text}
 
 
 @command(

@@ -33,8 +33,8 @@ COLUMNS = (
 def ledger(options: Options) -> int:
     """Shows the batches, oldest first: a row for each log."""
     broker = options.data is not None or options.url is not None
-    named = options.data is not None or options.url not in (None, os.environ.get(URL_VARIABLE))
-    if named if options.table is not None else not broker:
+    has_address = options.data is not None or options.url not in (None, os.environ.get(URL_VARIABLE))
+    if has_address if options.table is not None else not broker:
         raise OptionError("`txmq app ledger` shows one ledger", "give --url, --data or --table")
     found = _of_table(options.table, options.app) if options.table else _of_engine(options)
     rows = [row for row in found if options.batch is None or row["sequence"] == options.batch]

@@ -91,20 +91,20 @@ def _move(options: Options) -> int:
     end = _end(client, options.queue)
     found: Counter[str] = Counter(chosen.to for page in _pages(client, selection, end) for chosen in page)
     absent = targets.absent.copy()
-    stay = f"; {_named(absent, 'for')} stay: there are no such queues" if absent else ""
+    stay = f"; {_summary(absent, 'for')} stay: there are no such queues" if absent else ""
     if found:
         confirm(
-            options, f"move takes {found.total()} messages of {options.queue}: {_named(found, 'to')}{stay}"
+            options, f"move takes {found.total()} messages of {options.queue}: {_summary(found, 'to')}{stay}"
         )
     moved = move(client, selection, end, found)
     missed = found.total() - moved.total()
     left = f"; {missed} were consumed, or are held by a consumer" if missed else ""
-    text = f"moved {_named(moved, 'to') or 'nothing'}{left}{stay}"
+    text = f"moved {_summary(moved, 'to') or 'nothing'}{left}{stay}"
     result = {"queue": options.queue, "moved": dict(moved), "missed": missed, "absent": dict(absent)}
     return done(options, text, **result)
 
 
-def _named(found: Counter[str], word: str) -> str:
+def _summary(found: Counter[str], word: str) -> str:
     """``3 to a, 1 to b and 2 to others``: those with the most messages."""
     most = sorted(found.most_common(NAMED))
     others = found.total() - sum(number for _, number in most)
@@ -119,15 +119,15 @@ class _Targets:
 
     def __init__(self, client: BrokerClient) -> None:
         self._client = client
-        self._known: dict[str, bool] = {}
+        self._exists: dict[str, bool] = {}
         self.absent: Counter[str] = Counter()
 
     def has(self, queue: str) -> bool:
-        if queue not in self._known:
-            self._known[queue] = self._is_there(queue)
-        if not self._known[queue]:
+        if queue not in self._exists:
+            self._exists[queue] = self._is_there(queue)
+        if not self._exists[queue]:
             self.absent[queue] += 1
-        return self._known[queue]
+        return self._exists[queue]
 
     def _is_there(self, queue: str) -> bool:
         with self._client.channel() as channel:
@@ -187,13 +187,13 @@ def without_deaths(properties: bytes) -> bytes:
     """
     try:
         headers = raw_headers(properties)
-        kept = [each for each in headers if each[0] not in (DEATHS, QUEUE, REASON, EXCHANGE, COPIES)]
+        others = [each for each in headers if each[0] not in (DEATHS, QUEUE, REASON, EXCHANGE, COPIES)]
         deaths = [raw for name, raw in headers if name == DEATHS]
         if deaths:
-            deaths += [raw for name, raw in kept if name == PREVIOUS]
+            deaths += [raw for name, raw in others if name == PREVIOUS]
             items = b"".join(raw[5:] if raw[:1] == b"A" else raw for raw in deaths)  # no list is one item
-            kept = [*(each for each in kept if each[0] != PREVIOUS), (PREVIOUS, b"A" + sized(items))]
-        moved = with_raw_headers(properties, kept) if kept != headers else properties
+            others = [*(each for each in others if each[0] != PREVIOUS), (PREVIOUS, b"A" + sized(items))]
+        moved = with_raw_headers(properties, others) if others != headers else properties
         check(moved)  # what is no list may be too deep to be in one
         return moved
     except RemoteProtocolError:

@@ -38,11 +38,11 @@ def show(options: Options, rows: Iterable[object]) -> int:
     return report(options, listed, () if options.json else table(listed))
 
 
-def _row(shown: object) -> Row:
-    if isinstance(shown, dict):
-        return shown
-    assert dataclasses.is_dataclass(shown) and not isinstance(shown, type)
-    return dataclasses.asdict(shown)
+def _row(item: object) -> Row:
+    if isinstance(item, dict):
+        return item
+    assert dataclasses.is_dataclass(item) and not isinstance(item, type)
+    return dataclasses.asdict(item)
 
 
 def done(options: Options, text: str, **result: object) -> int:

@@ -208,10 +208,10 @@ def declared() -> list[CommandOption]:
     ]
 
 
-def with_given(options: ServeOptions, given: Options) -> ServeOptions:
+def with_given(options: ServeOptions, args: Options) -> ServeOptions:
     """Returns the options with those that were given. Raises OptionError."""
     for each in (*GENERAL, *LIMITS, *TLS):
-        value = getattr(given, each.flag.replace("-", "_"))
+        value = getattr(args, each.flag.replace("-", "_"))
         if value is not None and value is not False and value != []:
             for path in each.sets.split():
                 options = _with(options, path.split("."), value)

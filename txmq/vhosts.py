@@ -21,7 +21,7 @@ NAME = argument("NAME")
 GIVEN = [option(f"--{name.replace('_', '-')}", "N", text, type=int) for name, text in LIMITS.items()]
 
 
-def _given(options: Options) -> dict[str, int | None]:
+def _limits(options: Options) -> dict[str, int | None]:
     return {name: getattr(options, name) for name in LIMITS}
 
 
@@ -31,7 +31,7 @@ def _vhosts(options: Options) -> RemoteVhosts:
 
 @command("vhost add", "add a virtual host", *BROKER, NAME, *GIVEN)
 def _add(options: Options) -> int:
-    _vhosts(options).add_vhost(options.name, **_given(options))
+    _vhosts(options).add_vhost(options.name, **_limits(options))
     text = f"added virtual host {options.name}: `txmq permission set` lets users in"
     return done(options, text, vhost=options.name)
 
@@ -46,7 +46,7 @@ list_command(
 
 @command("vhost limit", "change the limits of a virtual host; -1 for none", *BROKER, NAME, *GIVEN)
 def _limit(options: Options) -> int:
-    _vhosts(options).limit_vhost(options.name, **_given(options))
+    _vhosts(options).limit_vhost(options.name, **_limits(options))
     return done(options, f"changed the limits of virtual host {options.name}", vhost=options.name)
 
 

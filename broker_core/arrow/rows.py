@@ -144,7 +144,7 @@ def _column(numbers: npt.NDArray[np.int64]) -> pa.Array:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
-_Kept = tuple[int, pa.Array]  # a value, and a column of it
+_Repeated = tuple[int, pa.Array]  # a value, and a column of it
 
 
 class _Constants:
@@ -156,8 +156,8 @@ class _Constants:
         self._logs: dict[str, pa.Array] = {}
         self._flags: dict[bool, pa.Array] = {}
         self._partitions: pa.Array | None = None
-        self._time: _Kept | None = None  # of the last commit that was read
-        self._sequence: _Kept | None = None
+        self._time: _Repeated | None = None  # of the last commit that was read
+        self._sequence: _Repeated | None = None
 
     def queues(self, log: str, size: int) -> pa.Array:
         column = self._logs.get(log)
@@ -176,11 +176,11 @@ class _Constants:
         return column.slice(0, size)
 
     def timestamps(self, committed_at: int, size: int) -> pa.Array:
-        column = self._time = _kept(self._time, committed_at, TIMESTAMP, size)
+        column = self._time = _reuse(self._time, committed_at, TIMESTAMP, size)
         return column[1].slice(0, size)
 
     def sequences(self, sequence: int, size: int) -> pa.Array:
-        column = self._sequence = _kept(self._sequence, sequence, pa.int64(), size)
+        column = self._sequence = _reuse(self._sequence, sequence, pa.int64(), size)
         return column[1].slice(0, size)
 
     def booleans(self, value: bool, size: int) -> pa.Array:
@@ -190,7 +190,7 @@ class _Constants:
         return column.slice(0, size)
 
 
-def _kept(before: _Kept | None, value: int, kind: pa.DataType, size: int) -> _Kept:
+def _reuse(before: _Repeated | None, value: int, kind: pa.DataType, size: int) -> _Repeated:
     """Returns what is known of this value if it is long enough, or a new column."""
     if before is not None and before[0] == value and len(before[1]) >= size:
         return before

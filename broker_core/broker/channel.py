@@ -53,7 +53,7 @@ class Channel:
         self.connection = self if connection is None else connection
         self.limits = limits or Limits()
         self.who = BROKER  # whose commits these are in the history; set by the listener
-        self.asked: object = None  # the epoch of permissions when its transaction began
+        self.rights_epoch: object = None  # the epoch of permissions when its transaction began
         self.transactional = False
         self.confirming = False
         self.closed = ""  # the reason, once it is closed
@@ -74,7 +74,7 @@ class Channel:
         self.transactions += self.transactional
         transaction.atomic = transaction.transactional = self.transactional
         transaction.connection = self.connection
-        self.asked = self.state.users.epoch
+        self.rights_epoch = self.state.users.epoch
         return transaction
 
     # -- modes -----------------------------------------------------------------------------------------------

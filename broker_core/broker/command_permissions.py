@@ -32,7 +32,7 @@ from broker_core.broker.transaction.transaction import Transaction
 from broker_core.core.block import Blocks
 from broker_core.core.errors import PreconditionFailed
 from broker_core.routing.carbon_copy import carbon_copies, copies_of_rows
-from broker_core.routing.column import FREE, Held, Routed
+from broker_core.routing.column import FREE, Lock, Routed
 from broker_core.routing.content import check_rows, check_user_id
 from broker_core.routing.exchange_types import EXCHANGE_TYPES, key_type
 
@@ -127,7 +127,7 @@ def publish_rows(rights: Rights, topology: Topology, rows: pa.RecordBatch) -> No
 
 
 def entering_rows(
-    rights: Rights | None, topology: Topology, rows: pa.RecordBatch, body_bytes: int, held: Held = FREE
+    rights: Rights | None, topology: Topology, rows: pa.RecordBatch, body_bytes: int, lock: Lock = FREE
 ) -> tuple[Routed, pa.RecordBatch]:
     """Returns where messages go that come from outside, checked and permitted, and what is delivered of them.
     ``rights`` None: all. Raises OptionError, RemoteProtocolError, PreconditionFailed, TransactionTooLarge.
@@ -137,7 +137,7 @@ def entering_rows(
         publish_rows(rights, topology, rows)
         _check_user_ids(rows, rights)
     copies, rows = copies_of_rows(rows)
-    return topology.route_block(rows, copies, held), rows
+    return topology.route_block(rows, copies, lock), rows
 
 
 def _check_user_ids(rows: pa.RecordBatch, rights: Rights) -> None:

@@ -201,15 +201,15 @@ def _table_of(value: object, of: str) -> dict[str, object]:
 
 
 def _limits(found: Definitions, vhost: str, limits: Mapping[str, object]) -> dict[str, int]:
-    known = {}
+    numbers = {}
     for name, value in limits.items():
         if name not in _LIMITS:
             found.skip("limit", {"vhost": vhost}, "txmq has no such limit of a virtual host", name=str(name))
         elif type(value) is not int or not NO_LIMIT <= value < 1 << 63:
             raise OptionError(f"limit {name} of virtual host {vhost!r} is {value!r}", "give a whole number")
         else:
-            known[_LIMITS[name]] = value
-    return known
+            numbers[_LIMITS[name]] = value
+    return numbers
 
 
 def _read_user(found: Definitions, row: Row) -> None:

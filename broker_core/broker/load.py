@@ -223,13 +223,13 @@ def _load_queues(
         max((each.prepared_at for each in by_class.get(PreparedRecord, ())), default=0),
         max((each.committed_at for each in by_class.get(MessageIdsRecord, ())), default=0),
     )
-    named = [
+    outcomes = [
         (outcome.decided_at, name_of(outcome.xid))
         for outcome in by_class.get(OutcomeRecord, ())
         if outcome.state.removeprefix(HEURISTICALLY) == "committed"
     ]
     state.names.of_messages.restore(
-        [*((entry.committed_at, entry.token) for entry in by_class.get(LedgerRecord, ())), *named]
+        [*((entry.committed_at, entry.token) for entry in by_class.get(LedgerRecord, ())), *outcomes]
     )
     claimed: list[tuple[Queue, int]] = []
     for claim in by_class.get(ClaimRecord, ()):

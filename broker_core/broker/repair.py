@@ -237,7 +237,7 @@ class _Repair:
 
     def _runs(self) -> None:
         def text(gone: list[RunRecord]) -> str:
-            names = _shown(f"{self.logs[run.queue_id].name} at offset {run.first}" for run in gone)
+            names = _excerpt(f"{self.logs[run.queue_id].name} at offset {run.first}" for run in gone)
             return f"{len(gone)} runs of messages that nothing needs any more were dropped ({names})"
 
         self.keep(
@@ -332,7 +332,7 @@ class _Repair:
         }
 
         def text(gone: list[PartRecord]) -> str:
-            names = _shown(f"part {part.part} of branch {part.branch}" for part in gone)
+            names = _excerpt(f"part {part.part} of branch {part.branch}" for part in gone)
             what = "staged parts of transactions that are over, or whose rows do not exist,"
             return f"{len(gone)} {what} were dropped ({names})"
 
@@ -390,7 +390,7 @@ def _keep_topology(repair: _Repair) -> None:
         return not name or name in PREDECLARED or (vhost, name) in exchanges
 
     def text(gone: Sequence[BindingRecord | ExchangeBindingRecord]) -> str:
-        names = _shown(map(_binding, gone))
+        names = _excerpt(map(_binding, gone))
         return f"{len(gone)} bindings of queues or exchanges that do not exist were dropped ({names})"
 
     repair.keep(
@@ -415,6 +415,6 @@ def _binding(binding: BindingRecord | ExchangeBindingRecord) -> str:
     return f"'{binding.source}' to exchange '{binding.destination}'"
 
 
-def _shown(texts: Iterable[str]) -> str:
+def _excerpt(texts: Iterable[str]) -> str:
     listed = list(texts)
     return ", ".join(listed[:_SHOWN]) + (", ..." if len(listed) > _SHOWN else "")

@@ -20,7 +20,7 @@ from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.cluster.wire import SocketWire
 from broker_core.kafka.journal.journal import AppProgress
 from broker_core.kafka.protocol.port import Wire
-from broker_core.kafka.settings import KafkaSettings, parse_settings, shown
+from broker_core.kafka.settings import KafkaSettings, parse_settings, without_secrets
 from broker_core.kafka.sink.sink import KafkaSink
 from broker_core.kafka.source.source import KafkaSource
 from broker_core.kafka.topics.routing import ClusterTopology
@@ -70,8 +70,8 @@ def _word(
     name = method.__name__
 
     @functools.wraps(method)
-    def call(engine: KafkaEngine, /, *positional: P.args, **named: P.kwargs) -> T:
-        answer: T = getattr(getattr(engine, part), name)(*positional, **named)
+    def call(engine: KafkaEngine, /, *positional: P.args, **keywords: P.kwargs) -> T:
+        answer: T = getattr(getattr(engine, part), name)(*positional, **keywords)
         return answer
 
     return call
@@ -109,7 +109,7 @@ class KafkaEngine:
 
     def __repr__(self) -> str:
         url, settings, _ = self._arguments
-        return f"KafkaEngine({url!r}, {shown(settings)!r})"
+        return f"KafkaEngine({url!r}, {without_secrets(settings)!r})"
 
     def close(self) -> None:
         self.closed = True
@@ -125,10 +125,10 @@ class KafkaEngine:
             self._lock = threading.Lock()
         with self._lock:
             if self._parts is None or self._parts.pid != os.getpid():
-                self._parts = self._made()
+                self._parts = self._open()
             return self._parts
 
-    def _made(self) -> _Parts:
+    def _open(self) -> _Parts:
         if self.closed:
             raise ConnectionFailed("this engine is closed")
         if self._wire is None:

@@ -58,8 +58,8 @@ class KafkaSettings:
 
 def parse_settings(url: str, settings: Mapping[str, object] | None = None) -> KafkaSettings:
     """Raises OptionError for an address or a setting that is wrong or unknown."""
-    given = {_name(name): str(value) for name, value in (settings or {}).items()}
-    take = _Settings(given)
+    values = {_name(name): str(value) for name, value in (settings or {}).items()}
+    take = _Settings(values)
     bootstrap = parse_url(url)
     protocol = take.choice("security.protocol", PROTOCOLS, "PLAINTEXT")
     take.refuse(
@@ -105,7 +105,7 @@ def parse_url(url: str) -> tuple[NodeAddress, ...]:
     return tuple(NodeAddress(each[1] or each[2], int(each[3] or DEFAULT_PORT)) for each in found if each)
 
 
-def shown(settings: Mapping[str, object]) -> dict[str, object]:
+def without_secrets(settings: Mapping[str, object]) -> dict[str, object]:
     """Returns the settings for a text: without secrets."""
     return {name: "***" if _name(name) in SECRETS else value for name, value in settings.items()}
 
@@ -118,8 +118,8 @@ def _name(option: str) -> str:
 class _Settings:
     """Settings that are taken one by one; what is left at the end is unknown."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._left = dict(given)
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._left = dict(values)
 
     def text(self, name: str, default: str = "") -> str:
         return self._left.pop(name, default)

@@ -184,7 +184,7 @@ def _end_of_list(data: bytes) -> int:
 # -- one property --------------------------------------------------------------------------------------------
 
 
-def property_of(data: bytes, wanted: str) -> Any:
+def property_of(data: bytes, field: str) -> Any:
     """Returns one property. The ones before it are skipped by their lengths, and the ones after it are not
     read.
     """
@@ -192,10 +192,10 @@ def property_of(data: bytes, wanted: str) -> Any:
         return None
     reader = FieldReader(data)
     flags = _flags(reader)
-    if not flags & _FLAG[wanted]:
+    if not flags & _FLAG[field]:
         return None
     for name in NAMES:
-        if name == wanted:
+        if name == field:
             return _property(reader, name)
         if flags & _FLAG[name]:
             if name == "headers":
@@ -204,7 +204,7 @@ def property_of(data: bytes, wanted: str) -> Any:
                 reader.number(U8)
             else:
                 reader.take(reader.number(U8))
-    raise AssertionError(wanted)
+    raise AssertionError(field)
 
 
 def delivery_mode(data: bytes) -> int | None:
@@ -299,9 +299,9 @@ def rewrite_of(
     """
     check(data)
     found = _raw_properties(data) if data else {}
-    kept = _raw_headers(found.get("headers"))
-    decoded = {name: _decoded(raw) for name, raw in kept if name in read}
-    rewritten = _rewritten(found, kept, headers(decoded), without)
+    pairs = _raw_headers(found.get("headers"))
+    decoded = {name: _decoded(raw) for name, raw in pairs if name in read}
+    rewritten = _rewritten(found, pairs, headers(decoded), without)
     require_readable(rewritten)
     return rewritten
 
@@ -311,14 +311,14 @@ def _decoded(raw: bytes) -> object:
 
 
 def _rewritten(
-    found: dict[str, bytes], kept: RawHeaders, headers: Mapping[str, object], without: Collection[str]
+    found: dict[str, bytes], pairs: RawHeaders, headers: Mapping[str, object], without: Collection[str]
 ) -> bytes:
-    kept = [each for each in kept if each[0] not in headers]
-    kept += [(name, encode_value(value, name, 1)) for name, value in headers.items() if value is not None]
+    pairs = [each for each in pairs if each[0] not in headers]
+    pairs += [(name, encode_value(value, name, 1)) for name, value in headers.items() if value is not None]
     flags = 0
     parts: list[bytes] = []
-    if kept:
-        found["headers"] = sized(b"".join(encode_short_string(name, name) + raw for name, raw in kept))
+    if pairs:
+        found["headers"] = sized(b"".join(encode_short_string(name, name) + raw for name, raw in pairs))
     else:
         found.pop("headers", None)
     for name in NAMES:

@@ -194,7 +194,7 @@ class LocalChannel:
             check_properties(properties)
         message = _new(Message, (body, routing_key, exchange, properties))
         source = self._topology.exchanges.get(exchange)
-        reached = None if source is None or source.internal else source.known(routing_key)
+        reached = None if source is None or source.internal else source.cached(routing_key)
         queues = None if properties and has_copies(properties) else reached
         if not queues:
             check_text("a routing key", routing_key)

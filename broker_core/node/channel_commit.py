@@ -237,7 +237,7 @@ def _ask_again(channel: Channel, transaction: Transaction, rights: Rights | None
     state = channel.state
     if state.topology.deleted:
         state.topology.require_there()
-    if rights is not None and channel.asked is not state.users.epoch and not rights.everything:
+    if rights is not None and channel.rights_epoch is not state.users.epoch and not rights.everything:
         publish_again(rights, state.topology, transaction, state.blocks)
 
 

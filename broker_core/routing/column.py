@@ -1,7 +1,7 @@
 """Routing of a whole column of messages: each distinct key once, then table look-ups.
 
 Invariant: the result for each row is that of ``Exchange.route``, or ``route_all`` for one with copies, at one
-moment of the call: bindings are looked at in pieces, each while they are ``held``. What is kept grows with
+moment of the call: bindings are looked at in pieces, each under ``lock``. What is kept grows with
 the rows and with what they reach, and is bounded.
 """
 
@@ -30,8 +30,8 @@ _EXAMPLES = 3
 PIECE = 64  # routing keys that are looked up while the bindings are held
 REACHED = 4_000_000  # queues of all distinct keys of a column
 SELECTED_BYTES = 64 * 1024 * 1024  # of all bitmaps
-Held = AbstractContextManager[object]
-FREE: Held = nullcontext()  # nobody changes the bindings meanwhile
+Lock = AbstractContextManager[object]
+FREE: Lock = nullcontext()  # nobody changes the bindings meanwhile
 
 
 class Routed(NamedTuple):
@@ -63,9 +63,9 @@ def route_column(
     properties: pa.Array,
     vhost: str,
     copies: Copies | None = None,
-    held: Held = FREE,
+    lock: Lock = FREE,
 ) -> Routed:
-    """Routes every row. ``exchanges``: of ``vhost``, which change only while others hold ``held``. Raises
+    """Routes every row. ``exchanges``: of ``vhost``, which change only while others hold ``lock``. Raises
     ExchangeNotFound, AccessRefused, TransactionTooLarge.
     """
     rows = len(routing_keys)
@@ -74,14 +74,14 @@ def route_column(
     if rows > 1 and copies is None and all(map(is_alike, (routing_keys, properties, exchange))):
         name = exchange if isinstance(exchange, str) else exchange.slice(0, 1)
         alike = routing_keys.slice(0, 1), properties.slice(0, 1)
-        return _widened(route_column(exchanges, name, *alike, vhost, held=held), rows)
+        return _widened(route_column(exchanges, name, *alike, vhost, lock=lock), rows)
     reached = _Reached(rows)
     distinct = [exchange] if isinstance(exchange, str) else exchange.unique().to_pylist()
     codes = None if len(distinct) == 1 else _encoded(exchange).indices.to_numpy(zero_copy_only=False)
     others = None if copies is None else copies.others(rows)
     for code, name in enumerate(distinct):
-        with held:
-            source = _Source(find_exchange(exchanges, name, vhost), exchanges, vhost, held)
+        with lock:
+            source = _Source(find_exchange(exchanges, name, vhost), exchanges, vhost, lock)
         among = None if codes is None else np.flatnonzero(codes == code)
         if copies is not None and others is not None:
             here = copies if codes is None else copies.chosen(codes[copies.rows] == code)
@@ -104,9 +104,9 @@ class _Source:
     """An exchange from which keys are routed, while it is there."""
 
     def __init__(
-        self, exchange: AnyExchange, exchanges: Mapping[str, AnyExchange], vhost: str, held: Held
+        self, exchange: AnyExchange, exchanges: Mapping[str, AnyExchange], vhost: str, lock: Lock
     ) -> None:
-        self._exchange, self._exchanges, self._vhost, self._held = exchange, exchanges, vhost, held
+        self._exchange, self._exchanges, self._vhost, self._lock = exchange, exchanges, vhost, lock
         self.by_key, self.by_headers = exchange.by_key, exchange.by_headers
         self._interned: dict[RoutedQueues, RoutedQueues] = {}  # each result once
         self._entries = 0
@@ -122,7 +122,7 @@ class _Source:
     ) -> list[RoutedQueues]:
         found: list[RoutedQueues] = []
         for start in range(0, len(values), piece):
-            with self._held:
+            with self._lock:
                 if find_exchange(self._exchanges, self._exchange.name, self._vhost) is not self._exchange:
                     raise ExchangeNotFound(
                         f"exchange '{self._exchange.name}' in vhost '{self._vhost}' was declared anew: "

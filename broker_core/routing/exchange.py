@@ -260,7 +260,7 @@ class Exchange(Generic[Q]):
                 self._rely_on(seen)
         return found
 
-    def known(self, routing_key: str) -> tuple[Q, ...] | None:
+    def cached(self, routing_key: str) -> tuple[Q, ...] | None:
         """Returns a cached result of ``route``. It is safe during changes of the bindings."""
         return self.cache.get(routing_key)
 
@@ -380,7 +380,7 @@ class DefaultExchange(Exchange[Q]):
         queue = self._queues.get(routing_key)
         return () if queue is None else (queue,)
 
-    known = route
+    cached = route
 
     def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
         return self.route(routing_key)
@@ -414,7 +414,7 @@ class FanoutExchange(Exchange[Q]):
     def route(self, routing_key: str, properties: bytes = b"") -> tuple[Q, ...]:
         return super().route(self._same(routing_key), properties)
 
-    def known(self, routing_key: str) -> tuple[Q, ...] | None:
+    def cached(self, routing_key: str) -> tuple[Q, ...] | None:
         return self.cache.get(self._same(routing_key))
 
     def _same(self, routing_key: str) -> str:

@@ -29,7 +29,7 @@ from broker_core.message.arguments import (
 )
 from broker_core.routing import refusals
 from broker_core.routing.carbon_copy import Copies
-from broker_core.routing.column import FREE, Held, Routed, find_exchange, route_column
+from broker_core.routing.column import FREE, Lock, Routed, find_exchange, route_column
 from broker_core.routing.exchange import Binding, DefaultExchange, Exchange, Q
 from broker_core.routing.exchange_types import EXCHANGE_TYPES, check_type, compared_arguments, id_bytes
 from broker_core.routing.memory import NamesMemory, bytes_of
@@ -118,10 +118,10 @@ class Exchanges(Generic[Q]):
         """Returns the queues of many messages, by their own keys. Each distinct key is routed once."""
         return route_column(self.exchanges, exchange, routing_keys, properties, self.vhost)
 
-    def route_block(self, block: pa.RecordBatch, copies: Copies | None = None, held: Held = FREE) -> Routed:
+    def route_block(self, block: pa.RecordBatch, copies: Copies | None = None, lock: Lock = FREE) -> Routed:
         """Returns the queues of every row of a block of MESSAGE_SCHEMA. ``copies``: ``copies_of_rows``."""
         columns = block.column("exchange"), block.column("routing_key"), block.column("properties")
-        return route_column(self.exchanges, *columns, self.vhost, copies, held)
+        return route_column(self.exchanges, *columns, self.vhost, copies, lock)
 
     def require_there(self) -> None:
         """Raises NotAllowed once the virtual host is deleted: late work of its clients makes nothing."""
@@ -150,8 +150,8 @@ class Exchanges(Generic[Q]):
         arguments, of = dict(arguments or {}), f"exchange '{name}' in vhost '{self.vhost}'"
         existing = self.exchanges.get(name)
         if existing is not None:
-            wanted = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal}
-            inequivalent(of, wanted, {key: getattr(existing, key) for key in wanted})
+            properties = {"type": type, "durable": durable, "auto_delete": auto_delete, "internal": internal}
+            inequivalent(of, properties, {key: getattr(existing, key) for key in properties})
             inequivalent_arguments(of, arguments, existing.arguments, compared_arguments(existing))
             check_exchange_arguments(of, arguments, strict=self.strict)
             return self._ready(change, existing)

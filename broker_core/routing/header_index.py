@@ -27,7 +27,7 @@ _PRESENT, _NESTED = "present", "nested"  # any value; a table or an array, which
 
 
 class _Entry(NamedTuple):
-    wanted: list[tuple[str, object]]
+    conditions: list[tuple[str, object]]
     value: Any
     all: bool
 
@@ -44,14 +44,14 @@ class HeaderIndex(Generic[K, V]):
         self.remove(key)
         match = str(arguments.get("x-match", "all"))
         with_x = match.endswith("-with-x")
-        wanted = [
+        conditions = [
             (name, expected)
             for name, expected in arguments.items()
             if name != "x-match" and (with_x or not name.startswith("x-"))
         ]
-        entry = _Entry(wanted, value, match.startswith("all"))
-        places = [_place(*each) for each in wanted]
-        if entry.all and not wanted:
+        entry = _Entry(conditions, value, match.startswith("all"))
+        places = [_place(*each) for each in conditions]
+        if entry.all and not conditions:
             self._always[key] = entry
         elif entry.all:
             places = [min(places, key=lambda place: len(self._under.get(place, ())))]
@@ -91,7 +91,7 @@ class HeaderIndex(Generic[K, V]):
 def _matches(entry: _Entry, headers: Mapping[str, object]) -> bool:
     matched = (
         name in headers and (expected is None or same(headers[name], expected))
-        for name, expected in entry.wanted
+        for name, expected in entry.conditions
     )
     return all(matched) if entry.all else any(matched)
 

@@ -330,9 +330,9 @@ def test_the_kind_of_a_file_system_is_known(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_names_its_holder(taken: int) -> None:
-    (found,) = port.port("amqp", f"127.0.0.1:{taken}", "--amqp", asked=True)
+    (found,) = port.port("amqp", f"127.0.0.1:{taken}", "--amqp", chosen=True)
     assert found.state == "problem" and f"process {os.getpid()} (" in found.found and "--amqp" in found.advice
-    (found,) = port.port("amqp", f"127.0.0.1:{taken}", "--amqp", asked=False)
+    (found,) = port.port("amqp", f"127.0.0.1:{taken}", "--amqp", chosen=False)
     assert found.state == "hint", "a Spark job with data=DIR needs no fixed port"
 
 
@@ -341,10 +341,10 @@ def test_a_port_of_a_broker_is_no_problem_for_its_own_directory(
 ) -> None:
     with Broker.open(tmp_path) as broker:
         address = f"127.0.0.1:{broker.port}"
-        (own,) = port.port("listen", address, "--listen", asked=True, data=str(tmp_path))
-        (other,) = port.port("listen", address, "--listen", asked=True, data=str(tmp_path / "other"))
+        (own,) = port.port("listen", address, "--listen", chosen=True, data=str(tmp_path))
+        (other,) = port.port("listen", address, "--listen", chosen=True, data=str(tmp_path / "other"))
         monkeypatch.setattr(port, "_listener", lambda _number: None)  # as of another user
-        (unseen,) = port.port("listen", address, "--listen", asked=True)
+        (unseen,) = port.port("listen", address, "--listen", chosen=True)
     assert (own.state, own.found) == ("ok", f"the broker of {tmp_path} listens on {address}")
     assert other.state == unseen.state == "problem"
     assert unseen.found.startswith(
@@ -353,7 +353,7 @@ def test_a_port_of_a_broker_is_no_problem_for_its_own_directory(
 
 
 def test_an_address_of_another_machine_is_a_problem() -> None:
-    (found,) = port.port("listen", "203.0.113.1:5673", "--listen", asked=True)
+    (found,) = port.port("listen", "203.0.113.1:5673", "--listen", chosen=True)
     assert found.state == "problem" and "cannot be used" in found.found
 
 

@@ -12,7 +12,7 @@ from broker_core.engines import connect, connect_admin
 from broker_core.kafka.cluster.connection import NODES_SHARE
 from broker_core.kafka.protocol.port import NodeAddress
 from broker_core.kafka.record.record_batch import Codec
-from broker_core.kafka.settings import parse_settings, parse_url, shown
+from broker_core.kafka.settings import parse_settings, parse_url, without_secrets
 
 URL = "kafka://one:9092"
 SASL = {
@@ -126,7 +126,7 @@ def test_a_setting_that_is_wrong_is_refused(settings: dict[str, str], text: str)
 
 
 def test_no_text_shows_a_secret(tmp_path: Path) -> None:
-    assert "secret" not in str(shown(SASL)) and "alice" in str(shown(SASL))
+    assert "secret" not in str(without_secrets(SASL)) and "alice" in str(without_secrets(SASL))
     assert "secret" not in repr(parse_settings(URL, SASL))
     with pytest.raises(OptionError) as refused:
         parse_settings(URL, {**SASL, "kafka.nothing": "1"})

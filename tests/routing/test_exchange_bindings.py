@@ -52,16 +52,16 @@ def test_a_change_far_down_is_seen_at_once_by_routes_that_were_cached_before() -
     source = found.exchange("amq.direct")
     found.bind_exchange(Change(), "one", "amq.direct", "k")
     found.bind_exchange(Change(), "two", "one", "k")
-    assert names(found, "amq.direct", "k") == [] and source.known("k") == ()
+    assert names(found, "amq.direct", "k") == [] and source.cached("k") == ()
     found.bind(Change(), "q", "two", "k")
-    assert source.known("k") is None and names(found, "amq.direct", "k") == ["q"]
-    assert source.known("k") == (found.queue("q"),)
+    assert source.cached("k") is None and names(found, "amq.direct", "k") == ["q"]
+    assert source.cached("k") == (found.queue("q"),)
     found.declare_queue(Change(), "s")
-    assert source.known("k") is not None, "what has nothing to do with it empties nothing"
+    assert source.cached("k") is not None, "what has nothing to do with it empties nothing"
     found.unbind_exchange(Change(), "two", "one", "k")
-    assert source.known("k") is None and names(found, "amq.direct", "k") == []
+    assert source.cached("k") is None and names(found, "amq.direct", "k") == []
     found.bind(Change(), "r", "two", "k")
-    assert source.known("k") == (), "it leads there no more"
+    assert source.cached("k") == (), "it leads there no more"
 
 
 def test_an_alternate_exchange_gets_what_no_binding_matched_and_only_that() -> None:
@@ -144,10 +144,10 @@ def test_routes_that_reach_a_headers_exchange_are_never_cached_by_key() -> None:
     marked = Properties(headers={"h": 1}).encode()
     topic = found.exchange("amq.topic")
     assert names(found, "amq.topic", "a.b") == [] and names(found, "amq.topic", "a.b", marked) == ["q"]
-    assert topic.known("a.b") is None and topic.by_headers
+    assert topic.cached("a.b") is None and topic.by_headers
     found.unbind_exchange(Change(), "amq.headers", "amq.topic", "a.#", {"h": 1})
     assert (
-        names(found, "amq.topic", "a.b", marked) == [] and topic.known("a.b") == () and not topic.by_headers
+        names(found, "amq.topic", "a.b", marked) == [] and topic.cached("a.b") == () and not topic.by_headers
     )
 
 

@@ -29,7 +29,7 @@ def _backup(options: Options) -> int:
         options.data, options.url = options.directory, None
     if options.data is None and options.url is None:
         raise OptionError("no broker is named", "give DIR, or --url of a broker elsewhere")
-    made = backup(client_at(options).address, options.to, options.timeout)
-    size = f"{made.files} files, {made.size_bytes / 1e6:.1f} MB"
-    text = f"{made.directory}: {size}; check it with `txmq broker verify`"
-    return done(options, text, **dataclasses.asdict(made))
+    report = backup(client_at(options).address, options.to, options.timeout)
+    size = f"{report.files} files, {report.size_bytes / 1e6:.1f} MB"
+    text = f"{report.directory}: {size}; check it with `txmq broker verify`"
+    return done(options, text, **dataclasses.asdict(report))

@@ -62,23 +62,23 @@ class DeclaredCommand(click.Command):
 
 def _choose(ctx: click.Context, rivals: Sequence[CommandOption]) -> None:
     """What the command line names replaces what the environment names. Raises UsageError."""
-    named = [
+    present = [
         each for each in rivals if ctx.get_parameter_source(str(each.name)) is ParameterSource.COMMANDLINE
     ]
-    if len(named) > 1:
-        raise click.UsageError(f"{named[1].opts[0]} is not allowed with {named[0].opts[0]}", ctx)
+    if len(present) > 1:
+        raise click.UsageError(f"{present[1].opts[0]} is not allowed with {present[0].opts[0]}", ctx)
     if rivals[0].needed and not any(ctx.params[str(each.name)] for each in rivals):
         raise click.UsageError(f"one of {' and '.join(each.opts[0] for each in rivals)} is needed", ctx)
-    if named:
+    if present:
         ctx.params.update(
-            {str(each.name): False if each.is_flag else None for each in rivals if each not in named}
+            {str(each.name): False if each.is_flag else None for each in rivals if each not in present}
         )
 
 
 def option(name: str, value: str = "", text: str = "", **more: Any) -> CommandOption:
     """``value``: its name in the help; without one the option is a switch. ``more``: for click."""
-    given: dict[str, Any] = {"metavar": value, "type": str} if value else {"is_flag": True}
-    return CommandOption([name], help=text, **{**given, **more})
+    defaults: dict[str, Any] = {"metavar": value, "type": str} if value else {"is_flag": True}
+    return CommandOption([name], help=text, **{**defaults, **more})
 
 
 def one_of(*options: CommandOption, needed: bool = False) -> tuple[CommandOption, ...]:
@@ -88,9 +88,9 @@ def one_of(*options: CommandOption, needed: bool = False) -> tuple[CommandOption
 
 
 def argument(name: str, text: str = "", value: str = "", **more: Any) -> Argument:
-    made = Argument([name.lower()], metavar=value or name, **{"type": str, **more})
-    made.text = text
-    return made
+    parameter = Argument([name.lower()], metavar=value or name, **{"type": str, **more})
+    parameter.text = text
+    return parameter
 
 
 JSON = option("--json", text="print JSON")

@@ -73,11 +73,11 @@ def _findings(options: Options) -> Iterator[Finding]:
         return
     if options.data is not None:
         yield from directory(options.data)
-    for check, given, usual in (
+    for check, address, usual in (
         ("listen", options.listen, DEFAULT_LISTEN),
         ("amqp", options.amqp, DEFAULT_AMQP),
     ):
-        yield from port(check, given or usual, f"--{check}", asked=given is not None, data=options.data)
+        yield from port(check, address or usual, f"--{check}", chosen=address is not None, data=options.data)
 
 
 def _broker(options: Options) -> Iterator[Finding]:

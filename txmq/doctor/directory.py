@@ -104,12 +104,12 @@ def _locked_by(lock: Path) -> int | None:
     """The process that holds the lock file; taking the lock instead could make a broker fail that starts."""
     try:
         info = lock.stat()
-        known = Path("/proc/locks").read_text().splitlines()
+        locks = Path("/proc/locks").read_text().splitlines()
         written = lock.read_text().split()
     except OSError:
         return None
     device = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}"
-    for line in known:
+    for line in locks:
         words = line.split()  # 1: FLOCK ADVISORY WRITE 1234 fd:00:5678 0 EOF
         if len(words) < 6 or words[1] != "FLOCK":
             continue
@@ -182,9 +182,9 @@ def _file_system(place: Path) -> Iterator[Finding]:
 def _kind(place: Path) -> str:
     """The type of the file system, as /proc/mounts names it; "" if unknown."""
     real = os.path.realpath(place)
-    known = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
-    inside = [mount for mount in known if real == mount or real.startswith(mount.rstrip("/") + "/")]
-    return known[max(inside, key=len)] if inside else ""
+    types = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
+    inside = [mount for mount in types if real == mount or real.startswith(mount.rstrip("/") + "/")]
+    return types[max(inside, key=len)] if inside else ""
 
 
 def _tried(step: Callable[[Path], None], scratch: Path) -> str:

@@ -33,9 +33,9 @@ def problem(check: str, found: str, advice: str) -> Finding:
 
 def lines(findings: Iterable[Finding]) -> list[str]:
     """A line for each finding, and one below it for what to do."""
-    shown = []
+    texts = []
     for each in findings:
-        shown.append(f"{each.state:8} {each.check:10} {each.found}")
+        texts.append(f"{each.state:8} {each.check:10} {each.found}")
         if each.advice:
-            shown.append(f"{'':8} {'':10} -> {each.advice}")
-    return shown
+            texts.append(f"{'':8} {'':10} -> {each.advice}")
+    return texts

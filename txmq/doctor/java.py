@@ -90,7 +90,7 @@ def _same_spark() -> str:
 
 
 def _delta(home: Path, artifact: str, version: str) -> Iterator[Finding]:
-    wanted = f"{artifact}-{version}.jar"
+    jar = f"{artifact}-{version}.jar"
     wrong = [
         f"{place} names {name}:{number}"
         for place, text in _settings(home, os.environ).items()
@@ -100,24 +100,24 @@ def _delta(home: Path, artifact: str, version: str) -> Iterator[Finding]:
     own = [
         path.name for pattern in ("delta-spark_*", "delta-core_*") for path in (home / "jars").glob(pattern)
     ]
-    wrong += [f"{home}/jars has {name}" for name in own if name != wanted]
+    wrong += [f"{home}/jars has {name}" for name in own if name != jar]
     cached = [
         path
         for folder in IVY
-        for pattern in (f"jars/io.delta_{wanted}", f"cache/io.delta/{artifact}/jars/{wanted}")
+        for pattern in (f"jars/io.delta_{jar}", f"cache/io.delta/{artifact}/jars/{jar}")
         for path in (Path.home() / folder).glob(pattern)
     ]
     if wrong:
-        advice = f"delta-spark {version} and this Spark need {wanted} (io.delta:{artifact}:{version})"
+        advice = f"delta-spark {version} and this Spark need {jar} (io.delta:{artifact}:{version})"
         yield problem("delta", "; ".join(wrong), advice)
     elif own:
-        yield ok("delta", f"{home}/jars/{wanted}")
+        yield ok("delta", f"{home}/jars/{jar}")
     elif cached:
         yield ok("delta", f"{cached[0]}, for sessions of delta.configure_spark_with_delta_pip")
     else:
         yield hint(
             "delta",
-            f"{wanted} is not on this machine yet",
+            f"{jar} is not on this machine yet",
             "the first session of delta.configure_spark_with_delta_pip downloads it from Maven Central; "
             f"without a network, put it and delta-storage-{version}.jar into {home}/jars",
         )
@@ -131,5 +131,5 @@ def _settings(home: Path, environment: Mapping[str, str]) -> dict[str, str]:
         text = (folder / "spark-defaults.conf").read_text()
     except OSError:
         return found
-    kept = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    return {**found, str(folder / "spark-defaults.conf"): "\n".join(kept)}
+    entries = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    return {**found, str(folder / "spark-defaults.conf"): "\n".join(entries)}

@@ -17,8 +17,8 @@ from broker_core.flight.contract import Hello
 from txmq.doctor.finding import Finding, hint, ok, problem
 
 
-def port(check: str, listen: str, option: str, *, asked: bool, data: str | None = None) -> Iterator[Finding]:
-    """``listen``: HOST:PORT. ``asked``: the user named it; then a port in use is a problem, unless the broker
+def port(check: str, listen: str, option: str, *, chosen: bool, data: str | None = None) -> Iterator[Finding]:
+    """``listen``: HOST:PORT. ``chosen``: by the user; then a port in use is a problem, unless the broker
     of ``data`` holds it. Raises OptionError.
     """
     host, number = parse_listen(listen)
@@ -37,7 +37,7 @@ def port(check: str, listen: str, option: str, *, asked: bool, data: str | None 
     who = process(pid) if pid is not None else _unseen(host, number)
     advice = f"end it, or name another port with {option}"
     found = f"{who} listens on {listen}"
-    yield problem(check, found, advice) if asked else hint(check, found, f"for `txmq serve`: {advice}")
+    yield problem(check, found, advice) if chosen else hint(check, found, f"for `txmq serve`: {advice}")
 
 
 def _failure(host: str, number: int) -> OSError | None:

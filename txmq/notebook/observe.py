@@ -122,15 +122,15 @@ def observe(
     two offsets in ``lastProgress``, which Spark 4.1 lacks. Returns at once; ``observe(query).wait()`` waits
     for the end. Raises OptionError.
     """
-    asked = url is not None or data is not None
-    if asked != bool(app_id):
+    has_address = url is not None or data is not None
+    if has_address != bool(app_id):
         raise OptionError(
             "txmq.observe takes the address of a broker and an app_id together",
             "give both for the lag in seconds, or none of them",
         )
     if not interval_s > 0:
         raise OptionError(f"interval_s is {interval_s!r}", "give seconds above 0")
-    engine = connect(url, data, settings, credentials, vhost=vhost) if asked else None
+    engine = connect(url, data, settings, credentials, vhost=vhost) if has_address else None
     name = query.name or app_id or f"query {str(query.id)[:8]}"
     return Observation(query, view_here(name), interval_s, engine, app_id)
 
@@ -139,8 +139,8 @@ def _offsets(progress: Mapping[str, Any], name: str) -> dict[str, int]:
     """Of the sources of txmq: offsets by log. Those of others are no such numbers."""
     found: dict[str, int] = {}
     for source in progress.get("sources", ()):
-        given = source.get(name)
-        vector = json.loads(given) if isinstance(given, str) else given
+        value = source.get(name)
+        vector = json.loads(value) if isinstance(value, str) else value
         if isinstance(vector, dict):
             found |= {log: at for log, at in vector.items() if isinstance(at, int)}
     return found

@@ -133,13 +133,13 @@ def picture(name: str, samples: Sequence[Sample]) -> str:
 
 def _curve(samples: Sequence[Sample]) -> str:
     """The lag over time, from 0 at the bottom to the largest value, which is written above it."""
-    known = [(sample.at_s, sample.lag) for sample in samples if sample.lag is not None]
-    if len(known) < 2:
+    lags = [(sample.at_s, sample.lag) for sample in samples if sample.lag is not None]
+    if len(lags) < 2:
         return ""
-    (first, _), (last, _) = known[0], known[-1]
-    most, span = max(lag for _, lag in known), max(last - first, 1e-9)
+    (first, _), (last, _) = lags[0], lags[-1]
+    most, span = max(lag for _, lag in lags), max(last - first, 1e-9)
     across, down = _WIDTH / span, _HEIGHT / max(most, 1)
-    points = " ".join(f"{(at - first) * across:.1f},{_HEIGHT - lag * down:.1f}" for at, lag in known)
+    points = " ".join(f"{(at - first) * across:.1f},{_HEIGHT - lag * down:.1f}" for at, lag in lags)
     return (
         f"<div>lag, at most {most:,}</div>"
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '

@@ -24,6 +24,6 @@ class Assembly:
     def interrupted(self) -> UnexpectedFrame:
         """By a frame that is not its next one."""
         if self.remaining is None:
-            wanted = f"content header for class {self.method.CLASS_ID}"
-            return UnexpectedFrame(f"expected {wanted}, got non content header frame instead")
+            header = f"content header for class {self.method.CLASS_ID}"
+            return UnexpectedFrame(f"expected {header}, got non content header frame instead")
         return UnexpectedFrame("expected content body, got non content body frame instead")

@@ -271,7 +271,7 @@ class Decoder:
                 events.append(_new_tuple(Command, (channel, ack, b"", b"")))
                 position += _ACK_BYTES
                 continue
-            if ids == _PUBLISH_IDS and roomy and template[channel].known:
+            if ids == _PUBLISH_IDS and roomy and template[channel].complete:
                 taken = template[channel].take(data, position, most, events)
                 if taken > position:
                     position = taken

@@ -30,19 +30,19 @@ _new_tuple: Callable[[type[Command], tuple[int, Method, bytes, bytes]], Command]
 class PublishTemplate:
     """``_head``: the method frame, and the frame of the content header up to the body size. ``_middle``: the
     rest of it, and the frame of the body up to its size. ``_start``: both, with the sizes of the last body.
-    ``known`` False: none of them is there.
+    ``complete`` False: none of them is there.
     """
 
     __slots__ = (
         "_channel", "_head", "_method", "_middle", "_properties", "_raw", "_start", "_step",
-        "known",
+        "complete",
     )  # fmt: skip
 
     def __init__(self, channel: int) -> None:
         self._channel = channel
         self._method: Method = BasicPublish()
         self._raw = b""  # the properties as they came
-        self.known = False
+        self.complete = False
         self._properties = self._head = self._middle = self._start = b""
         self._step = 0
 
@@ -50,14 +50,14 @@ class PublishTemplate:
         self, method: Method, properties: bytes, data: bytes, start: int, header: int, body: int, end: int
     ) -> None:
         """Notes a publish from ``start`` to ``end`` of ``data``, whose other frames begin at ``header`` and
-        ``body``. From its second time on it is known.
+        ``body``. From its second time on the template is complete.
         """
         if method is not self._method or properties != self._raw:
-            self.known = False
+            self.complete = False
             if body - start <= _MOST_BYTES:
                 self._method, self._raw = method, properties
-        elif not self.known:
-            self.known = True
+        elif not self.complete:
+            self.complete = True
             self._properties = b"" if properties == b"\0\0" else properties
             self._head = data[start : header + _BODY_SIZE_AT]
             self._middle = data[header + _PROPERTIES_AT : body + _SIZE_AT]

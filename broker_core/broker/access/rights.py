@@ -89,10 +89,10 @@ class Rights:
         """Another object after each change of users and permissions."""
         return self._current().epoch
 
-    def holds(self, asked: object) -> bool:
-        """Whether what was asked in the epoch ``asked`` need not be asked again; None: nothing was."""
+    def holds(self, epoch: object) -> bool:
+        """Whether what was asked in ``epoch`` need not be asked again; None: nothing was."""
         now = self._current()
-        return now.everything or now.epoch is asked
+        return now.everything or now.epoch is epoch
 
     @property
     def now(self) -> tuple[str, object]:

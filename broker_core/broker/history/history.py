@@ -442,12 +442,12 @@ def _together(rows: Iterable[Single]) -> HistoryRecord:
     """Returns rows as one, without a number: a line for all that share their names, even where others are
     between them, so that each name is in it once.
     """
-    given = list(rows)
+    singles = list(rows)
     sharing: dict[Names, list[Entries]] = {}
-    for row in given:
+    for row in singles:
         sharing.setdefault(row.names, []).append(row.entries)
     lines = [names.text(entries) for names, entries in sharing.items()]
-    first, last = given[0].entries, given[-1].entries
+    first, last = singles[0].entries, singles[-1].entries
     return HistoryRecord(0, first.first, last.last, last.ended_at, LINES, "\n".join(lines).encode())
 
 

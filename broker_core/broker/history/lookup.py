@@ -55,7 +55,7 @@ class Visibility:
     app: Callable[[str], bool]
     hidden: Mapping[str, int]
 
-    def shown(self, commit: PastCommit) -> TransactionInfo | None:
+    def view(self, commit: PastCommit) -> TransactionInfo | None:
         """Returns what the caller sees of a commit; None: nothing."""
         if commit.committed_at <= self.hidden.get(self.vhost, 0):
             return None
@@ -113,7 +113,7 @@ def find(rows: Sequence[HistoryRecord], sequence: int, sees: Visibility) -> Tran
         return None
     for commit in _readable(rows[at]):
         if commit.sequence == sequence:
-            return sees.shown(commit)
+            return sees.view(commit)
     return None
 
 
@@ -134,7 +134,7 @@ def latest(
                 continue
             if len(found) >= limit:
                 return found, commit.sequence + 1
-            info = sees.shown(commit)
+            info = sees.view(commit)
             if info is not None:
                 found.append(info)
     return found, 0
@@ -185,7 +185,7 @@ def _steps_of(
     found, settles = [], False
     for effect in commit.effects:
         if effect.queue == queue_id and effect.may_concern(offset):
-            info = sees.shown(commit)
+            info = sees.view(commit)
             if info is None or sees.effect(commit, effect) is None:
                 continue
             found.append(_step(info, commit, effect, sees))

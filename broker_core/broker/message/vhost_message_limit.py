@@ -29,10 +29,10 @@ class VhostMessageLimit:
         for topology, more in _by_vhost(
             self._virtual_hosts, _arriving(self._virtual_hosts, transaction)
         ).items():
-            held = topology.tally.total - leaving.get(topology, 0)
-            if more > topology.max_messages - held:
+            rest = topology.tally.total - leaving.get(topology, 0)
+            if more > topology.max_messages - rest:
                 raise PreconditionFailed(
-                    f"vhost '{topology.vhost}' is full: {more} more messages on {held} are over its limit of "
+                    f"vhost '{topology.vhost}' is full: {more} more messages on {rest} are over its limit of "
                     f"{topology.max_messages}; nothing was enqueued: "
                     "let the queues be read, or raise the limit with `txmq vhost limit`",
                 )

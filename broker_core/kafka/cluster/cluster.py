@@ -53,7 +53,7 @@ class Nodes:
     """
 
     def __init__(self, wire: Wire, bootstrap: Sequence[NodeAddress]) -> None:
-        self.known: Mapping[int, NodeAddress] = {}
+        self.addresses: Mapping[int, NodeAddress] = {}
         self._wire = wire
         self._bootstrap = tuple(bootstrap)
         self._doubtful: set[NodeAddress] = set()
@@ -65,7 +65,7 @@ class Nodes:
     def in_order(self) -> list[NodeAddress]:
         """Returns those to ask about the cluster, one after the other."""
         return sorted(
-            dict.fromkeys((*self.known.values(), *self._bootstrap)), key=self._doubtful.__contains__
+            dict.fromkeys((*self.addresses.values(), *self._bootstrap)), key=self._doubtful.__contains__
         )
 
     def ask(self, node: NodeAddress, request: Request[A]) -> A:
@@ -138,7 +138,7 @@ class Cluster:
         self, topics: tuple[str, ...] | None, patience: Backoff | None = None
     ) -> port.MetadataAnswer:
         answer = self.anywhere(port.Metadata(topics), patience)
-        self.nodes.known = answer.nodes
+        self.nodes.addresses = answer.nodes
         return answer
 
     def forget(self, name: str) -> None:
@@ -283,7 +283,7 @@ class Leaders:
 
     def ask(
         self,
-        asked: Mapping[TopicPartition, V],
+        values: Mapping[TopicPartition, V],
         make: Callable[[dict[TopicPartition, V]], Request[dict[TopicPartition, C]]],
         *,
         repeat: bool = True,
@@ -296,7 +296,7 @@ class Leaders:
         It raises the error of the first log whose code is final, and Unanswered without ``repeat``. ``moved``
         False: a node that is no leader any more may have done it while it was.
         """
-        todo, done = dict(asked), {}
+        todo, done = dict(values), {}
         sent = self._send(todo, make, lane)
 
         def answers() -> dict[TopicPartition, C]:
@@ -421,7 +421,7 @@ class Leaders:
                     f"log {log}: topic {log.topic} has {len(found.partitions)} partitions",
                     "correct the number; if the topic was made again with fewer, run the batch again",
                 )
-        node = self._cluster.nodes.known.get(partition.leader)
+        node = self._cluster.nodes.addresses.get(partition.leader)
         if node is None:
             self._forget([log])
         return node

@@ -73,7 +73,7 @@ class History:
         self.version = 0  # of the newest accepted change
         self._newest = ""  # its id
         self._drops: list[str] = []  # the keys of its drops
-        self._held: dict[str, Record] = {}  # by key: what holds now
+        self._current: dict[str, Record] = {}  # by key: what holds now
         self._keys: dict[Key, str] = {}  # of what changes have put
         self._reads: dict[tuple[object, ...], list[str]] = {}  # keys of facts by the key of their record
         self._void: dict[str, None] = {}  # keys without a tombstone, oldest first
@@ -137,14 +137,14 @@ class History:
     def _fact(self, key: str, value: object) -> None:
         if not key.startswith(READ):
             self.facts[key] = value
-        elif key not in self._held:
+        elif key not in self._current:
             record = record_of(ReadRecord, value)
             self._stale.pop(key, None)  # a late task wrote it once more
             self._reads.setdefault(record.key, []).append(key)
             self._hold(key, record)
 
     def _hold(self, key: str, record: Record) -> None:
-        self._held[key] = record
+        self._current[key] = record
         if isinstance(record, PositionRecord):
             self.positions[record.queue] = record
         elif isinstance(record, ClaimRecord | OriginRecord | ReadRecord | ReleaseNoteRecord):
@@ -165,7 +165,7 @@ class History:
         self._let_go(key)
 
     def _let_go(self, key: str) -> bool:
-        record = self._held.pop(key, None)
+        record = self._current.pop(key, None)
         if record is None:
             return False
         if key.startswith(READ):

@@ -286,8 +286,8 @@ class AppProgress:
                 read[parse_log(log)] = max(int(acked), consumed.get(log, 0))
         for note in self._journal.look(lambda claims: claims.releases.of(self._app_id)):
             if note.interrupted and note.queue not in self._journal.positions and self._is(note):
-                named = {parse_log(log): int(at) for log, at in note.ends.items()}
-                read |= {log: at for log, at in named.items() if log.topic == note.queue}
+                note_ends = {parse_log(log): int(at) for log, at in note.ends.items()}
+                read |= {log: at for log, at in note_ends.items() if log.topic == note.queue}
         ends = self._client.offsets(dict.fromkeys(read, LATEST))
         since: list[int] = []
         with contextlib.suppress(AccessRefused, DataLoss):  # an operator may know less than an app
@@ -342,8 +342,8 @@ class AppProgress:
     def versions(self) -> Mapping[int, Mapping[str, int]]:
         """Returns by sequence: branch -> version of the table that has its rows."""
         found: dict[int, dict[str, int]] = {}
-        for sequence, *named in self._of(APPLIED):
-            pairs = zip(named[::2], named[1::2], strict=True)
+        for sequence, *fields in self._of(APPLIED):
+            pairs = zip(fields[::2], fields[1::2], strict=True)
             found.setdefault(int(sequence), {}).update((branch, int(version)) for branch, version in pairs)
         return found
 

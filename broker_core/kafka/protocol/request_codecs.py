@@ -341,7 +341,7 @@ def _outcome(found: Iterable[Answer]) -> port.Outcome:
 
 def _create_topic(request: port.CreateTopic) -> RequestCodec:
     topic = CreateTopicsRequest.CreatableTopic
-    made = topic(
+    new_topic = topic(
         name=request.name,
         num_partitions=request.partitions,
         replication_factor=request.replication,
@@ -350,7 +350,7 @@ def _create_topic(request: port.CreateTopic) -> RequestCodec:
             topic.CreatableTopicConfig(name=name, value=value) for name, value in request.configs.items()
         ],
     )
-    fields = {"topics": [made], "timeout_ms": request.timeout_ms, "validate_only": False}
+    fields = {"topics": [new_topic], "timeout_ms": request.timeout_ms, "validate_only": False}
     return RequestCodec(CreateTopicsRequest, 5, 7, fields, lambda answer: _outcome(answer.topics))
 
 

@@ -261,7 +261,7 @@ class LostEnds:
         that is held where something does.
         """
         # 1. a node that was lost is noticed
-        failures = self._asked([self._decisions])
+        failures = self._ask([self._decisions])
         if failures == self._failures:
             return
         self._whole.clear()
@@ -303,7 +303,7 @@ class LostEnds:
         TransactionState where that was so.
         """
         again = "begin again, behind a fence"
-        failures = self._asked([self._decisions, *logs])
+        failures = self._ask([self._decisions, *logs])
         if failures != self._failures:
             if open_in(self._client, [self._decisions]):
                 raise errors.TransactionState(f"a transaction may hang in {self._decisions}", again)
@@ -312,7 +312,7 @@ class LostEnds:
             raise errors.TransactionState(f"a transaction of {self._epoch.id} hung and was ended", again)
         self._failures = failures
 
-    def _asked(self, logs: Collection[TopicPartition]) -> int:
+    def _ask(self, logs: Collection[TopicPartition]) -> int:
         """Returns the failures of the client, after it has asked the leaders of the logs: a connection that
         was lost since is one.
         """
@@ -338,9 +338,9 @@ class LostEnds:
         if len(found) != 1 or found.pop().id != producer_id:
             return set()
         rows = entry.replay(self._client, log, *where, isolation=Isolation.READ_UNCOMMITTED)
-        named = {each for row in rows for each in entry.logs_of(row)}
+        logs = {each for row in rows for each in entry.logs_of(row)}
         # a version that did not name them has left it to an operator
-        return {log, *named & self._led({each.topic for each in named})} if named else set()
+        return {log, *logs & self._led({each.topic for each in logs})} if logs else set()
 
     def _hanging(self, logs: Collection[TopicPartition]) -> dict[TopicPartition, Producer]:
         """Returns by log what is open there of this app, if the user may read it."""

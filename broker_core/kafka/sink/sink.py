@@ -294,7 +294,7 @@ class KafkaSink:
             return list(choose(app.refreshed()))
 
     def unmirrored(self, app_id: str, limit: int = 1000) -> list[LedgerEntry]:
-        return [public(each) for each in self._records(app_id, lambda known: known.unmirrored(app_id, limit))]
+        return [public(each) for each in self._records(app_id, lambda each: each.unmirrored(app_id, limit))]
 
     def mark_mirrored(self, app_id: str, sequence: int) -> None:
         app = self._app(app_id)
@@ -344,18 +344,18 @@ class KafkaSink:
 
     def staged_batches(self) -> list[StagedBatch]:
         found: list[StagedBatch] = []
-        known = self._client.topics()
+        topics = self._client.topics()
         for app_id in self.app_ids():
             app = self._app(app_id)
             with app.lock:
                 ledger = app.refreshed()
-            if names.stage_topic(app_id) in known:
+            if names.stage_topic(app_id) in topics:
                 found += [
                     each
                     for each in attempts.staged_batches(self._client, names.stage_topic(app_id), ())
                     if ledger.by_token(each.token) is None
                 ]
-        if names.STAGE in known:
+        if names.STAGE in topics:
             found += [
                 each
                 for each in attempts.staged_batches(self._client, names.STAGE, ())

@@ -219,12 +219,12 @@ def read(client: Client, places: Iterable[BranchPlace]) -> Iterator[list[StagedR
     Records of other branches between them are left out. Raises DataLoss where some were deleted,
     QueueNotFound.
     """
-    wanted: dict[TopicPartition, list[Span]] = {}
+    spans_by_log: dict[TopicPartition, list[Span]] = {}
     for place in places:
-        wanted.setdefault(place.log, []).extend(place.spans)
-    for spans in wanted.values():
+        spans_by_log.setdefault(place.log, []).extend(place.spans)
+    for spans in spans_by_log.values():
         spans.sort(reverse=True)  # the next one last
-    positions = {log: spans[-1].first for log, spans in wanted.items() if spans}
+    positions = {log: spans[-1].first for log, spans in spans_by_log.items() if spans}
     patience = client.patience()
     with ThreadPoolExecutor(1, "txmq-staged") as ahead:
         fetched = ahead.submit(_fetched, client, dict(positions)) if positions else None
@@ -232,7 +232,7 @@ def read(client: Client, places: Iterable[BranchPlace]) -> Iterator[list[StagedR
             found: list[StagedRecord] = []
             moved = False
             for log, data in fetched.result().items():
-                spans, before = wanted[log], positions.pop(log)
+                spans, before = spans_by_log[log], positions.pop(log)
                 position = before
                 for head in _heads(data, str(log)):
                     found += _within(head, data, spans, log)

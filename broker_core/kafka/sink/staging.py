@@ -72,13 +72,13 @@ def stage_app(header: BranchHeader) -> str:
 
 
 class _Stage(NamedTuple):
-    """A stage topic. ``largest``: bytes of a value that it takes; ``asked``: when, in seconds."""
+    """A stage topic. ``largest``: bytes of a value that it takes; ``fetched_at``: seconds."""
 
     name: str
     id: uuid.UUID
     partitions: int
     largest: int
-    asked: float
+    fetched_at: float
 
 
 class KafkaStaging:
@@ -89,7 +89,7 @@ class KafkaStaging:
         self._topology = topology
         self._codec = codec
         self._lock = threading.Lock()
-        self._known: dict[str, _Stage] = {}  # stage topics that exist with their settings
+        self._stages: dict[str, _Stage] = {}  # stage topics that exist with their settings
         self._last = BranchHeader("", "", "publish", {})  # the newest branch
 
     def ensure(self, app_id: str) -> str:
@@ -98,13 +98,13 @@ class KafkaStaging:
 
     def _stage(self, app_id: str) -> _Stage:
         topic = topics.stage(app_id)
-        stage = self._known.get(topic.name)
-        if stage is None or time.monotonic() - stage.asked > topics.ASKED_S:
+        stage = self._stages.get(topic.name)
+        if stage is None or time.monotonic() - stage.fetched_at > topics.ASKED_S:
             found = topics.ensure(self._client, topic)
             largest = self._client.configs(topic.name, topics.LARGEST).get(topics.LARGEST)
             room = int(largest or topics.STAGED_BYTES) - ROOM
             stage = _Stage(topic.name, found.id, len(found.partitions), room, time.monotonic())
-            self._known[topic.name] = stage
+            self._stages[topic.name] = stage
         return stage
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
@@ -115,7 +115,7 @@ class KafkaStaging:
         log = TopicPartition(stage.name, header.partition % stage.partitions)
         branch = _Branch(self._client, header, log, stage.id, lambda: self._made_again(stage_app(header)))
         publishes = header.kind == "publish"
-        values = self._published(branch, rows, stage) if publishes else _kept(header, rows, stage)
+        values = self._published(branch, rows, stage) if publishes else _rows_to_apply(header, rows, stage)
         for value in values:
             branch.add(value)
         branch.flush()
@@ -125,7 +125,7 @@ class KafkaStaging:
 
     def _made_again(self, app_id: str) -> uuid.UUID:
         """Makes a stage topic that somebody has deleted, unless somebody has made it. Returns its id."""
-        self._known.pop(topics.stage(app_id).name, None)
+        self._stages.pop(topics.stage(app_id).name, None)
         return self._stage(app_id).id
 
     def _published(self, branch: _Branch, rows: Iterable[pa.RecordBatch], stage: _Stage) -> Iterator[_Value]:
@@ -319,7 +319,7 @@ def _headers(header: BranchHeader, value: _Value, number: int) -> bytes:
     return encode_headers((name, text.encode()) for name, text in pairs.items())
 
 
-def _kept(header: BranchHeader, rows: Iterable[pa.RecordBatch], stage: _Stage) -> Iterator[_Value]:
+def _rows_to_apply(header: BranchHeader, rows: Iterable[pa.RecordBatch], stage: _Stage) -> Iterator[_Value]:
     """Yields rows that are applied later, as Arrow streams that fit into a staged record."""
     waiting: list[pa.RecordBatch] = []
     for part in parts(rows, header):

@@ -95,14 +95,14 @@ class PartitionLogs:
     # -- told ------------------------------------------------------------------------------------------------
 
     def own(self, log: str, app_id: str, start: int) -> None:
-        if self._known(log) is None:
+        if self._acked_offset(log) is None:
             self._set(log, start)
 
     def claim(self, log: str, start: int, end: int) -> Claimed:
         return Claimed()
 
     def ack(self, log: str, app_id: str, end: int, kept_from: int | None) -> None:
-        before = self._known(log)
+        before = self._acked_offset(log)
         if before is not None and end > before:
             self._set(log, end)
 
@@ -117,7 +117,7 @@ class PartitionLogs:
             topic_id = str(self._partitions.topic_id(queue)) if at is None else at.topic_id
             sink.put(PositionRecord(self._app_id, queue, topic_id, {**before, **acked}))
 
-    def _known(self, log: str) -> int | None:
+    def _acked_offset(self, log: str) -> int | None:
         queue = parse_log(log).topic
         acked = self._acked.get(queue, {}).get(log)
         return self.goes_on(log, self._app_id) if acked is None else acked

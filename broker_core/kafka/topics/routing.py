@@ -165,7 +165,7 @@ class ClusterTopology:
             entry.drop(drop.kind, record.key)
             for record in self._records.values()
             if type(record) is drop.kind
-            and all(wanted in (ANY, value) for wanted, value in zip(drop.key, record.key, strict=True))
+            and all(expected in (ANY, value) for expected, value in zip(drop.key, record.key, strict=True))
         ]
 
 

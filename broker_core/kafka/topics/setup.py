@@ -80,8 +80,8 @@ def _driver(apps: Sequence[str], queues: Sequence[QueueUse]) -> Iterator[Use]:
         yield Use(DRIVER, TRANSACTIONAL_ID, own, "decisions", (*_OWN, port.DescribeTransaction))
         for topic in (app, stage):
             yield Use(DRIVER, TOPIC, topic, _FIRST_USE, (port.CreateTopic,), optional=True)
-        shown = (port.FindCoordinator, port.CommitOffsets)
-        yield Use(DRIVER, GROUP, own, "tools for consumer groups show the lag", shown, optional=True)
+        requests = (port.FindCoordinator, port.CommitOffsets)
+        yield Use(DRIVER, GROUP, own, "tools for consumer groups show the lag", requests, optional=True)
     yield Use(DRIVER, TOPIC, names.STAGE, "batch writes", (port.Metadata, port.Fetch))
     ends = (*_OWN, port.DescribeTransaction)
     yield Use(DRIVER, TRANSACTIONAL_ID, names.WRITES, "batch writes", ends, prefixed=True)

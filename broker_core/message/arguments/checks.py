@@ -28,9 +28,9 @@ ARGUMENT_BYTES = 128 * 1024  # of all arguments together
 _LISTED = {id(table): ", ".join(table) for table in (QUEUE, EXCHANGE, CONSUMER)}
 
 
-def check_reserved(name: str, known: Container[str]) -> None:
+def check_reserved(name: str, names: Container[str]) -> None:
     """Checks the name of a queue that a client declares. Raises AccessRefused for a new ``amq.`` name."""
-    if name.startswith("amq.") and name not in known:
+    if name.startswith("amq.") and name not in names:
         raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
 
 
@@ -248,9 +248,7 @@ def inequivalent(of: str, new: Mapping[str, object], current: Mapping[str, objec
     """Compares properties. Raises PreconditionFailed if a declaration differs from what exists."""
     for argument, value in new.items():
         if value != current[argument]:
-            raise _inequivalent(
-                of, argument, f"'{_shown(value)}' but current is '{_shown(current[argument])}'"
-            )
+            raise _inequivalent(of, argument, f"'{_text(value)}' but current is '{_text(current[argument])}'")
 
 
 def inequivalent_arguments(
@@ -263,11 +261,11 @@ def inequivalent_arguments(
         if same(value, existing):
             continue
         if argument in new and argument in current:
-            text = f"'{_shown(value)}' but current is '{_shown(existing)}'"
+            text = f"'{_text(value)}' but current is '{_text(existing)}'"
         elif argument in new:
-            text = f"the value '{_shown(value)}' of type '{type_name(value)}' but current is none"
+            text = f"the value '{_text(value)}' of type '{type_name(value)}' but current is none"
         else:
-            text = f"none but current is the value '{_shown(existing)}' of type '{type_name(existing)}'"
+            text = f"none but current is the value '{_text(existing)}' of type '{type_name(existing)}'"
         raise _inequivalent(of, argument, text)
 
 
@@ -275,5 +273,5 @@ def _inequivalent(of: str, argument: str, text: str) -> PreconditionFailed:
     return PreconditionFailed(f"inequivalent arg '{argument}' for {of}: received {text}")
 
 
-def _shown(value: object) -> str:
+def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

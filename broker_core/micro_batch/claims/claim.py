@@ -131,7 +131,7 @@ class Claims:
 
     def records(self) -> list[Kept]:
         """Returns all that is durable."""
-        claims = [claim for known in self._by_app.values() for claim in known]
+        claims = [claim for of_app in self._by_app.values() for claim in of_app]
         return [*claims, *self.origins.records(), *self.reads.records(), *self.releases.records()]
 
     def apps(self) -> set[str]:
@@ -321,7 +321,7 @@ class Claims:
     ) -> None:
         """Records a read (S4): without a read, no consumption; a batch can read only one range."""
         self.by_ranges(app_id, ranges)
-        self.reads.record(sink, app_id, query_id, batch_id, ranges, kept=KEPT_CLAIMS)
+        self.reads.record(sink, app_id, query_id, batch_id, ranges, limit=KEPT_CLAIMS)
 
     def ranges_read(self, query_id: str, batch_id: int, counts: Counts = anybody) -> dict[str, list[int]]:
         """Returns everything that this (query, batch) has read, over all its sources, whatever their app_id,
@@ -361,8 +361,8 @@ class Claims:
     ) -> bool:
         if all((logs.goes_on(log, finished.app_id) or 0) >= offset for log, offset in vector.items()):
             return True  # nothing below is left
-        made = finished.position > self._opened.get(finished.app_id, 0)
-        return is_consumed(finished, committed, self._sources.claims(finished), self.reads, made=made)
+        new = finished.position > self._opened.get(finished.app_id, 0)
+        return is_consumed(finished, committed, self._sources.claims(finished), self.reads, new=new)
 
     def _ack(
         self,
@@ -415,8 +415,8 @@ class Claims:
             self._drop(sink, claim)
             others |= claim.ranges.keys() - gone
         for other in sorted(others):
-            kept = [claim.ranges[other] for claim in self._by_app[app_id] if other in claim.ranges]
-            logs.reclaim(other, app_id, kept)
+            ranges = [claim.ranges[other] for claim in self._by_app[app_id] if other in claim.ranges]
+            logs.reclaim(other, app_id, ranges)
         self.reads.release(sink, app_id, gone)
 
 

@@ -68,10 +68,10 @@ def asked_once(claim: ClaimRecord | None, committed: CommittedBelow, reads: Read
 
 
 def is_consumed(
-    claim: ClaimRecord, committed: CommittedBelow, source: Sequence[ClaimRecord], reads: Reads, *, made: bool
+    claim: ClaimRecord, committed: CommittedBelow, source: Sequence[ClaimRecord], reads: Reads, *, new: bool
 ) -> bool:
     """Returns whether ``claim`` and those before it are consumed; False: that is not known yet, and the next
-    batch will tell. ``source``: the claims of its source. ``made``: the claim was made since this process
+    batch will tell. ``source``: the claims of its source. ``new``: the claim was made since this process
     opened the directory, so no decision of it is missing. Raises CheckpointMismatch if it should be decided
     here, and is not.
     """
@@ -84,7 +84,7 @@ def is_consumed(
     if all(consumed.get(log, -1) >= last for log, (_, last) in spans.items()):
         return True
     # 2. Spark ran the batch beside this process, and its sink is another system
-    if committed.ran and made:
+    if committed.ran and new:
         return True
     done = committed.decisions(claim, reads)
     if any(done):  # without a range: its cache was read

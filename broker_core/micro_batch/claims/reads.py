@@ -121,10 +121,10 @@ class Reads:
                 )
 
     def record(
-        self, sink: RecordSink, app_id: str, query_id: str, batch_id: int, ranges: Ranges, *, kept: int
+        self, sink: RecordSink, app_id: str, query_id: str, batch_id: int, ranges: Ranges, *, limit: int
     ) -> None:
-        """Records a read, unless it is recorded. Of the same logs only the newest ``kept`` reads stay: a sink
-        in another system decides nothing here.
+        """Records a read, unless it is recorded. Of the same logs only the newest ``limit`` reads stay: a
+        sink in another system decides nothing here.
         """
         if not query_id or self.already(app_id, query_id, batch_id, ranges):
             return
@@ -133,7 +133,7 @@ class Reads:
         self.apply(newest)
         sink.put(newest)
         reads = self._by_logs[(app_id, newest.queues)]
-        while len(reads) > kept:
+        while len(reads) > limit:
             oldest = reads[0]
             self.remove(oldest)
             sink.drop(ReadRecord, oldest.key)

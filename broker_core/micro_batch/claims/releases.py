@@ -88,8 +88,8 @@ class Releases:
         others = {
             note.queue for note in notes if note.queue in names and logs.id_of(note.queue) != note.queue_id
         }
-        known = {log for queue, found in names.items() if queue not in others for log in found}
-        return {log: at for log, at in _ends(notes).items() if log in known}
+        own_logs = {log for queue, found in names.items() if queue not in others for log in found}
+        return {log: at for log, at in _ends(notes).items() if log in own_logs}
 
     # -- changing --------------------------------------------------------------------------------------------
     def note(
@@ -97,11 +97,11 @@ class Releases:
         logs: Logs,
         sink: RecordSink,
         done: Release,
-        named: Collection[str],
+        names: Collection[str],
         consumed: Mapping[str, int],
         position: int,
     ) -> None:
-        """Records a release, before it drops anything. ``named``: the logs of what it drops; ``consumed``:
+        """Records a release, before it drops anything. ``names``: the logs of what it drops; ``consumed``:
         where the last decided range of each log ended; ``position``: of the app's newest claim.
 
         A release that was cut off is done again: the ledger has forgotten its ends by then.
@@ -109,7 +109,7 @@ class Releases:
         before = self._notes.get(done.app_id, {}).get(done.queue)
         again = before.ends if before is not None and before.position == position else {}
         ends: dict[str, int] = {}
-        for log in sorted(named):
+        for log in sorted(names):
             at = consumed.get(log, again.get(log, logs.goes_on(log, done.app_id)))
             if at is not None:
                 ends[log] = int(at)

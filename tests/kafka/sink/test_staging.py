@@ -148,7 +148,7 @@ def test_a_stage_topic_that_was_deleted_is_made_again_by_the_attempt_that_finds_
     driver.run(0, [b"before"])
     cluster.reader.delete_topic(names.stage_topic(APP))
     if not known:
-        driver.sink._staging._known.clear()
+        driver.sink._staging._stages.clear()
     token = driver.open(1).token
     given = BranchHeader(token, "b", kind, header(kind=kind).target, APP, QUERY, 1)  # type: ignore[arg-type]
     branch = driver.sink.stage(given, [rows(b"after")])

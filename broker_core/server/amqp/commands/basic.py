@@ -51,7 +51,7 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
             return
         queues = None
     else:
-        queues = source.known(routing_key)
+        queues = source.cached(routing_key)
     if queues is None or copies:
         with session.look:
             queues, properties = session.state.topology.route_copies(name, routing_key, properties)
@@ -96,7 +96,7 @@ def publish_many(session: Session, publishes: Publishes) -> bool:
     ):
         return False
     source = session.state.topology.exchanges.get(method.exchange)
-    queues = None if source is None or source.internal else source.known(method.routing_key)
+    queues = None if source is None or source.internal else source.cached(method.routing_key)
     if not queues:
         return False
     channel, tick_commit = session.channel, session.tick_commit
