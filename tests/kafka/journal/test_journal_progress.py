@@ -85,7 +85,10 @@ def test_c5_every_driver_knows_the_versions_of_the_tables_that_one_has_written()
         first.sink.mark_applied(APP, number)
     first.sink.unapplied(APP)
     for each in (first, second, driver(cluster)):
-        found = [[(table.table, table.version) for table in tables(entry)] for entry in each.sink.kept(APP)]
+        found = [
+            [(table.table, table.version) for table in tables(entry)]
+            for entry in each.sink.entry_records(APP)
+        ]
         assert found == [[("t", 7), ("u", 0)], [("t", 8), ("u", None)]]
 
 
