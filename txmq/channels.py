@@ -78,7 +78,7 @@ list_command(
     lambda options: map(transaction_row, admin_at(options).history(options.last)),
     *BROKER,
     WATCH,
-    option("--last", "N", "how many; default 20", type=positive, default=20),
+    option("--last", "N", "how many transactions; default 20", type=positive, default=20),
 )
 
 
@@ -105,7 +105,7 @@ list_command(
     "list what a manager finds: prepared, or decided by hand and not forgotten",
     lambda options: client_at(options).recover(of=options.of),
     *BROKER,
-    option("--of", "USER", "what this user has named; default: you"),
+    option("--of", "USER", "the user who named it; default: you"),
 )
 
 

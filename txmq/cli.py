@@ -49,7 +49,7 @@ from txmq.command.values import count
 from txmq.doctor import command as doctor  # noqa: F401
 from txmq.output import Row, confirm, done, list_command, print_lines, report, script, show
 
-OF = option("--of", "USER", "who prepared it, as `txmq tx list` lists it")
+OF = option("--of", "USER", "the user who prepared it: see `txmq tx list`")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,7 +130,7 @@ list_command(
     "discard a staged batch whose driver died",
     *BROKER,
     argument("TOKEN"),
-    option("--of", "USER", "who opened it, as `txmq app staged` lists it"),
+    option("--of", "USER", "the user who opened it: see `txmq app staged`"),
     YES,
 )
 def _discard(options: Options) -> int:
@@ -166,7 +166,7 @@ def _commit(options: Options) -> int:
     *BROKER,
     argument("XID", required=False),
     OF,
-    option("--all", "", "all that the user of --of (default: your own) has prepared in this virtual host"),
+    option("--all", "", "all that the user of --of (default: you) has prepared in this virtual host"),
     YES,
 )
 def _rollback(options: Options) -> int:
@@ -324,8 +324,8 @@ def _user() -> str:
     "show messages of a queue without consuming them",
     *BROKER,
     argument("QUEUE", shell_complete=queue_names),
-    option("--limit", "N", "maximum; default 10", type=count, default=10),
-    option("--offset", "N", "from this offset on; default: the oldest message not settled", type=count),
+    option("--limit", "N", "at most N messages; default 10", type=count, default=10),
+    option("--offset", "N", "begin at this offset; default: the oldest message not settled", type=count),
 )
 def _peek(options: Options) -> int:
     engine = engine_at(options)

@@ -28,7 +28,7 @@ COLUMNS = (
     *ANY_BROKER,
     argument("APP", shell_complete=app_names),
     option("--batch", "N", "only the batch with this sequence", type=count),
-    option("--table", "PATH", "from a Delta ledger on a disk of this host, instead of a broker"),
+    option("--table", "PATH", "read a Delta ledger on a disk of this host, instead of a broker"),
 )
 def ledger(options: Options) -> int:
     """Shows the batches, oldest first: a row for each log."""

@@ -73,12 +73,12 @@ class MessageSelection:
     *BROKER,
     argument("QUEUE", shell_complete=queue_names),
     *one_of(
-        option("--to", "QUEUE", "to this queue", shell_complete=queue_names),
-        option("--back", text="each to the queue where it died first"),
+        option("--to", "QUEUE", "move them to this queue", shell_complete=queue_names),
+        option("--back", text="move each to the queue where it died first"),
         needed=True,
     ),
-    option("--reason", "REASON", "only those that died first for it: rejected, expired, maxlen, ..."),
-    option("--limit", "N", "at most N, the oldest", type=count),
+    option("--reason", "REASON", "only messages that died first for it: rejected, expired, maxlen, ..."),
+    option("--limit", "N", "at most N messages, the oldest ones", type=count),
     YES,
 )
 def _move(options: Options) -> int:

@@ -69,18 +69,18 @@ GENERAL = (
     ),
     ServeOption("open-metrics", "", bool, "listeners.open_metrics", "/metrics of --http needs no login"),
     ServeOption("users", "FILE", str, "", "NAME:PASSWORD or NAME:HASH lines, not readable for others"),
-    ServeOption("outcomes", "N", count, "outcomes.count", "outcomes to keep; default 100 thousand"),
-    ServeOption("outcome-hours", "HOURS", seconds_of_hours, "outcomes.age_s", "for how long; default 24"),
+    ServeOption("outcomes", "N", count, "outcomes.count", "outcomes that are kept; default 100 thousand"),
+    ServeOption("outcome-hours", "HOURS", seconds_of_hours, "outcomes.age_s", "their age; default 24"),
     ServeOption(
         "history-bytes", "N", count, "history.size_bytes",
-        "of the history of commits (`txmq history show`); 0: none; default 16 MiB",
+        "size of the history of commits (`txmq history show`); 0: none; default 16 MiB",
     ),
-    ServeOption("history-hours", "HOURS", seconds_of_hours, "history.age_s", "for how long; default 24"),
+    ServeOption("history-hours", "HOURS", seconds_of_hours, "history.age_s", "its age; default 24"),
     ServeOption(
         "log-format", "LOG_FORMAT", click.Choice(("text", "json")), "",
-        "of the log, which goes to standard error; default text", _TEXT,
+        "format of the log, which goes to standard error; default text", _TEXT,
     ),
-    ServeOption("strict", "", bool, "strict", "refuse arguments of queues and so on that have no effect"),
+    ServeOption("strict", "", bool, "strict", "refuse arguments of AMQP that have no effect"),
     ServeOption("idle-timeout", "SECONDS", above_zero, "", "end after this idle time"),
 )  # fmt: skip
 LIMITS = (
@@ -94,7 +94,7 @@ LIMITS = (
     ),
     ServeOption(
         "transaction-time", "SECONDS", above_zero, "limits.open_s",
-        "a longer one is rolled back; default: never",
+        "a transaction that is open for longer is rolled back; default: never",
     ),
     ServeOption(
         "max-message-size", "BYTES", positive, "limits.body_bytes amqp_options.max_body_bytes",
@@ -102,7 +102,7 @@ LIMITS = (
     ),
     ServeOption(
         "frame-max", "BYTES", positive, "amqp_options.frame_max",
-        "of AMQP, offered to each connection; default 131072",
+        "frame size that is offered to each AMQP connection; default 131072",
     ),
     ServeOption(
         "channel-max", "N", positive, "amqp_options.channel_max",
@@ -110,23 +110,23 @@ LIMITS = (
     ),
     ServeOption(
         "connection-bytes", "N", positive, "amqp_options.max_pending_bytes",
-        "of messages of one AMQP connection that are not whole; default 256 MiB",
+        "incomplete messages of one AMQP connection; default 256 MiB",
     ),
     ServeOption(
         "handshake-timeout", "SECONDS", above_zero, "amqp_options.handshake_timeout_s",
-        "for TLS, and again until AMQP is open; default 10",
+        "time for TLS, and again until AMQP is open; default 10",
     ),
     ServeOption(
         "connections", "N", positive, "quotas.connections.total",
-        "AMQP connections; default: half of the files it may open",
+        "AMQP connections; default: half of the files that the process may open",
     ),
     ServeOption(
         "user-connections", "N", positive, "quotas.connections.user",
-        "... of one user; default: its share, --user-share",
+        "AMQP connections of one user; default: its share, --user-share",
     ),
     ServeOption(
         "flight-connections", "N", positive, "quotas.flight_connections",
-        "connections of Spark and BrokerClient; default: an eighth of the files",
+        "connections of Spark and BrokerClient; default: an eighth of these files",
     ),
     ServeOption(
         "channels", "N", positive, "quotas.channels.total",
@@ -134,24 +134,24 @@ LIMITS = (
     ),
     ServeOption(
         "user-channels", "N", positive, "quotas.channels.user",
-        "... of one user; default: its share, --user-share",
+        "channels of one user; default: its share, --user-share",
     ),
     ServeOption(
         "calls", "N", positive, "quotas.calls.total",
         "calls of Spark and BrokerClient in progress; default 2000",
     ),
-    ServeOption("user-calls", "N", positive, "quotas.calls.user", "... of one user; default 1000"),
+    ServeOption("user-calls", "N", positive, "quotas.calls.user", "calls of one user; default 1000"),
     ServeOption(
         "part-bytes", "N", positive, "quotas.part_bytes.total",
-        "parts that calls are staging; default 1 GiB",
+        "rows that calls are staging; default 1 GiB",
     ),
     ServeOption(
         "user-part-bytes", "N", positive, "quotas.part_bytes.user",
-        "... of one user; default 512 MiB",
+        "rows that calls of one user are staging; default 512 MiB",
     ),
     ServeOption(
         "staged-bytes", "N", positive, "quotas.staged.user_bytes",
-        "staged, not yet published or applied, of one user; default: no limit",
+        "staged rows of one user that are not published or applied; default: no limit",
     ),
     ServeOption(
         "staged-batches", "N", positive, "quotas.staged.user_attempts",
@@ -159,11 +159,11 @@ LIMITS = (
     ),
     ServeOption(
         "staged-hours", "HOURS", staged_seconds, "quotas.staged.idle_s",
-        "a staged batch that gets no rows for so long is dropped; default 24",
+        "a staged batch without new rows for this time is dropped; default 24",
     ),
     ServeOption(
         "user-share", "PART", part, "quotas.share",
-        "of what all users share, that one may have who is no administrator; 1: all; default 0.1",
+        "share of a common limit for a user who is not an administrator; 1: all; default 0.1",
     ),
     ServeOption(
         "unauthenticated-connections", "N", positive, "amqp_options.max_unauthenticated",
@@ -181,7 +181,7 @@ TLS = (
     ServeOption(
         "tls-login-from", "TLS_LOGIN_FROM", click.Choice(("distinguished_name", "common_name")),
         "listeners.tls.login_from",
-        "what of a certificate is the user, for AMQP's EXTERNAL; default distinguished_name",
+        "which name of a certificate is the user, for AMQP's EXTERNAL; default distinguished_name",
     ),
     ServeOption(
         "amqps", "HOST:PORT", str, "",

@@ -2,7 +2,8 @@
 # MAGIC %md
 # MAGIC # The same stream on Kafka
 # MAGIC
-# MAGIC The stream of the notebook `exactly_once`, with topics instead of queues. What changes is the url: `kafka://host:9092`.
+# MAGIC The stream of the notebook `exactly_once`, with topics instead of queues and the url `kafka://host:9092`. The code is the same;
+# MAGIC the page `docs/kafka.md` says which guarantees differ.
 # MAGIC Each micro-batch still is one transaction: what it consumes, what it publishes to Kafka and what it appends to Delta happen together or not at all.
 # MAGIC
 # MAGIC **Compute:** a cluster with Spark 4.1 or later that reaches all nodes of Kafka; its address is the widget `broker_url`. The volume and the catalog

@@ -5,7 +5,7 @@
 # MAGIC Producers send orders as JSON. Some are broken: no JSON, a wrong type, a missing field. A streaming query appends the good ones to a
 # MAGIC Delta table and sends the broken ones to a dead-letter queue, with the reason. Both happen in the transaction of the micro-batch.
 # MAGIC
-# MAGIC Then somebody mends what can be mended, and it takes the same way again.
+# MAGIC Then the orders that can be repaired are repaired, and sent through the same queue again.
 # MAGIC
 # MAGIC **Compute:** a dedicated, single-node cluster with Spark 4.1 or later; or any cluster that reaches a broker of yours (widget `broker_url`). The
 # MAGIC volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/typed_messages.py`.
@@ -126,13 +126,13 @@ assert {row["headers"]["shop"] for row in dead.collect()} == {"7"}, "the produce
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Mended, and sent again
+# MAGIC ## Repaired, and sent again
 # MAGIC One of them has an amount that a person can read. `txmq.encode` is the way back: it makes the columns of a message of typed columns.
 
 # COMMAND ----------
 
-mended = spark.createDataFrame([(500, 1_000_000.0, "PT")], ORDER.replace(" not null", ""))
-txmq.encode(mended).write.format("txmq").mode("append").options(**address, queue=orders_queue).save()
+repaired = spark.createDataFrame([(500, 1_000_000.0, "PT")], ORDER.replace(" not null", ""))
+txmq.encode(repaired).write.format("txmq").mode("append").options(**address, queue=orders_queue).save()
 
 run()
 assert stored().count() == 501

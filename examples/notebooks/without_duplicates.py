@@ -6,7 +6,7 @@
 # MAGIC is there twice. A driver that dies in the middle of a batch runs it again, and a plain append is there twice.
 # MAGIC
 # MAGIC The first kind is found by the message id, in the state of the query. The second kind does not happen: a micro-batch is one transaction.
-# MAGIC On Kafka only the url differs (see the notebook *on_kafka*).
+# MAGIC Kafka has no AMQP clients; for the stream, see the notebook *on_kafka*.
 # MAGIC
 # MAGIC **Compute:** a dedicated, single-node cluster with Spark 4.1 or later; or any cluster that reaches a broker of yours (widget `broker_url`). The
 # MAGIC volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/without_duplicates.py`.

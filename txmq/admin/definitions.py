@@ -25,7 +25,7 @@ MAX_BYTES = 64 * 1024 * 1024
     "broker export",
     "write users, permissions, queues and bindings as JSON",
     *BROKER,
-    option("--to", "FILE", "made for its owner alone; default: standard output"),
+    option("--to", "FILE", "a file that only its owner can read; default: standard output"),
 )
 def _export(options: Options) -> int:
     found = RemoteAccounts(client_at(options)).export_definitions()

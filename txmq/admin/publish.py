@@ -40,7 +40,7 @@ def _property(text: str) -> tuple[str, str | int]:
     "publish messages, all in one transaction",
     *BROKER,
     option("--exchange", "EXCHANGE", "default: the default exchange", default=""),
-    option("--routing-key", "ROUTING_KEY", default=""),
+    option("--routing-key", "ROUTING_KEY", "default: empty", default=""),
     option("--queue", "QUEUE", "the default exchange and this routing key", shell_complete=queue_names),
     option("--transient", text="not written to the disk (delivery mode 1)"),
     option(

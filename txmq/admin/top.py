@@ -16,7 +16,7 @@ from txmq.command.declare import Options, command, option
 from txmq.command.values import above_zero
 from txmq.output import Row, table
 
-INTERVAL = option("--interval", "SECONDS", "between two looks; default 2", type=above_zero, default=2.0)
+INTERVAL = option("--interval", "SECONDS", "update after this time; default 2", type=above_zero, default=2.0)
 
 
 @command("top", "show the rates of queues and apps, live", *BROKER, INTERVAL, json=False)

@@ -26,7 +26,7 @@ DEFAULT_LISTEN = f"127.0.0.1:{DEFAULT_PORT}"
     "doctor",
     "check this installation and say what to fix",
     *one_of(
-        option("--data", "DIR", "check this data directory, there or to be made"),
+        option("--data", "DIR", "check this data directory, which may not exist yet"),
         option(
             "--url",
             "URL",

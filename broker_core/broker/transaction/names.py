@@ -86,7 +86,7 @@ class TransactionNames:
 
     def has_ended(self, key: str, verb: str, by_hand: bool) -> bool:
         """Returns whether it has ended as ``wanted``. ``by_hand``: as in ``end``. Raises HeuristicOutcome,
-        also if it ended as ``wanted``, and TransactionState if it ended otherwise.
+        even if it ended as ``wanted``, and TransactionState if it ended otherwise.
         """
         state = self.outcome(key)
         ended, name = state.removeprefix(HEURISTICALLY), name_of(key)

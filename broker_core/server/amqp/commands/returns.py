@@ -1,7 +1,7 @@
 """Mandatory messages of transactions that reached no queue go back to their publisher, as far as it reads:
 one block is in memory, the others stay in their segments. Not here: which they are (``broker/commit.py``).
 
-Invariant: a block that is returned is unpinned once, also if the connection ends before.
+Invariant: a block that is returned is unpinned once, even if the connection ends before.
 """
 
 from __future__ import annotations
