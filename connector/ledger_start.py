@@ -31,7 +31,7 @@ class LedgerStart:
         from connector.ledger_file import rows  # it reads Parquet, which a source seldom does
 
         found = self._found(rows(self.ledger, COLUMNS))
-        own = {log for named in logs.values() for log in named}
+        own = {log for of_queue in logs.values() for log in of_queue}
         offsets = {log: at for log, at in _position(found, self.batch).items() if log in own}
         for queue in logs:
             if not offsets.keys() & set(logs[queue]):

@@ -158,7 +158,7 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def _shown(key: str, value: str) -> str:
+def _mask(key: str, value: str) -> str:
     """The value of an option as an error may show it."""
     name = key.lower()
     like = name not in BY_KEY and (
@@ -176,14 +176,14 @@ def check_known(raw: Mapping[str, str], modes: tuple[Mode, ...]) -> None:
         direction = "read" if modes[0] in READ else "write"
         if key in ("path", "paths"):
             raise OptionError(
-                f"option {key!r} ({_shown(key, value)}) is not an option of format txmq; "
+                f"option {key!r} ({_mask(key, value)}) is not an option of format txmq; "
                 f"{_PATH_HINT[direction]}"
             )
         allowed = [option.name for option in OPTIONS if set(modes) & set(option.modes)]
         near = difflib.get_close_matches(key, [name.lower() for name in allowed], n=1, cutoff=0.6)
         meant = f"did you mean {BY_KEY[near[0]].name!r}? " if near else ""
         raise OptionError(
-            f"unknown option {key!r} (value {_shown(key, value)}) for a {' or '.join(modes)}; {meant}allowed "
+            f"unknown option {key!r} (value {_mask(key, value)}) for a {' or '.join(modes)}; {meant}allowed "
             f"are {', '.join(allowed)}"
         )
 
@@ -194,23 +194,23 @@ def _is_setting(key: str) -> bool:
 
 def parse(raw: Mapping[str, str], mode: Mode) -> dict[str, Any]:
     """Option name -> value or default; None for an absent option without default. Raises OptionError."""
-    given = {
+    texts = {
         key.lower(): value
         for key, value in raw.items()
         if key.lower() not in SPARKS_OWN and not _is_setting(key)
     }
-    check_known(given, (mode,))
-    for key, value in given.items():
+    check_known(texts, (mode,))
+    for key, value in texts.items():
         option = BY_KEY[key]
         if mode not in option.modes:
             raise OptionError(
-                f"option {option.name!r} (value {_shown(key, value)}) is for "
+                f"option {option.name!r} (value {_mask(key, value)}) is for "
                 f"{' and '.join(option.modes)}, not for a {mode}; leave it out"
             )
     values: dict[str, object] = {}
     for key, option in BY_KEY.items():
-        if key in given:
-            values[option.name] = _parse_one(option, given)
+        if key in texts:
+            values[option.name] = _parse_one(option, texts)
         elif mode in option.required:
             raise OptionError(
                 f"option {option.name!r} is missing; a {mode} of format txmq needs it: {option.meaning}"
@@ -222,24 +222,24 @@ def parse(raw: Mapping[str, str], mode: Mode) -> dict[str, Any]:
     return values
 
 
-def _parse_one(option: Option, given: Mapping[str, str]) -> Any:
-    value = given[option.name.lower()]
-    shown = _shown(option.name, value)
+def _parse_one(option: Option, texts: Mapping[str, str]) -> Any:
+    value = texts[option.name.lower()]
+    text = _mask(option.name, value)
     for other in option.excludes:
-        if other.lower() in given:
+        if other.lower() in texts:
             raise OptionError(
-                f"options {option.name!r} ({shown}) and {other!r} ({_shown(other, given[other.lower()])}) "
+                f"options {option.name!r} ({text}) and {other!r} ({_mask(other, texts[other.lower()])}) "
                 "exclude each other; give one of them"
             )
-    if option.needs and option.needs.lower() not in given:
+    if option.needs and option.needs.lower() not in texts:
         raise OptionError(
-            f"option {option.name!r} (value {shown}) has no meaning without {option.needs!r}; give both or "
+            f"option {option.name!r} (value {text}) has no meaning without {option.needs!r}; give both or "
             "none"
         )
     try:
         return option.parse(value)
     except parsers.InvalidOption as wrong:
-        raise OptionError(f"option {option.name!r} has the invalid value {shown}; allowed: {wrong}") from None
+        raise OptionError(f"option {option.name!r} has the invalid value {text}; allowed: {wrong}") from None
 
 
 def absolute_data(raw: MutableMapping[str, str]) -> MutableMapping[str, str]:
@@ -426,11 +426,11 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
     )
 
 
-def app_options(settings: Mapping[str, str] | None, **given: str | None) -> WriteOptions:
+def app_options(settings: Mapping[str, str] | None, **options: str | None) -> WriteOptions:
     """The options of an app that writes by a function or a mirror; ``settings``: of the connection to Kafka.
     Raises OptionError.
     """
-    raw = {**(settings or {}), **given}
+    raw = {**(settings or {}), **options}
     return write_options({name: value for name, value in raw.items() if value is not None}, "stream write")
 
 

@@ -134,8 +134,8 @@ def starting_offsets(value: str) -> str | dict[str, int] | LedgerStart:
         return offsets(value)
     ledger, batch, app_id = found.pop("ledger"), found.pop("batch", None), found.pop("app", None)
     numbered = batch is None or (isinstance(batch, int) and not isinstance(batch, bool) and batch > 0)
-    named = app_id is None or (isinstance(app_id, str) and app_id)
-    if found or not ledger or not numbered or not named:
+    valid_app = app_id is None or (isinstance(app_id, str) and app_id)
+    if found or not ledger or not numbered or not valid_app:
         raise InvalidOption('{"ledger": PATH, "batch": N, "app": APP}; batch and app may be left out')
     return LedgerStart(ledger, batch, app_id)
 

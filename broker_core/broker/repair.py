@@ -165,7 +165,7 @@ class _Repair:
 
     # -- one class of records --------------------------------------------------------------------------------
     def keep(self, kind: type[R], holds: Callable[[R], bool], what: Callable[[list[R]], str]) -> None:
-        """Drops the records that are not ``wanted``."""
+        """Drops the records for which ``holds`` is false."""
         whole: list[R] = []
         gone: list[R] = []
         for record in self.of(kind):

@@ -149,11 +149,11 @@ class DecidedBatch:
 
     def rows(self, spark: SparkSession, parts: Sequence[ToApply]) -> DataFrame:
         """Those of the user that the parts hold."""
-        held = [part for part in parts if EMPTY not in part.target]
-        if not held:
+        nonempty = [part for part in parts if EMPTY not in part.target]
+        if not nonempty:
             return staging.no_rows(spark, _schema(parts))
-        count = sum(part.rows for part in held)
-        return staging.rows_of(spark, _branches(held), count, _schema(held), self.address)
+        count = sum(part.rows for part in nonempty)
+        return staging.rows_of(spark, _branches(nonempty), count, _schema(nonempty), self.address)
 
     def _step(self, parts: list[ToApply]) -> int | None:
         """Returns the version of the table, if it is known."""

@@ -167,20 +167,20 @@ class BatchTransaction:
         rows of the batch with equal keys are an error. ``merge_schema``: the merge may add columns. Raises
         OptionError.
         """
-        merge = Merge.made(on, update, insert, delete, clauses, evolves=merge_schema)
+        merge = Merge.parse(on, update, insert, delete, clauses, evolves=merge_schema)
         self._change("merge", rows, table, merge, keys)
 
     def delete(self, rows: DataFrame, table: str, on: str) -> None:
         """Delete the rows of a Delta table (``t``) that match a row of ``rows`` (``s``) by ``on`` (SQL),
         exactly once, after the decision. Raises OptionError."""
-        self._change("delete", rows, table, Merge.made(on, delete=True))
+        self._change("delete", rows, table, Merge.parse(on, delete=True))
 
     def overwrite(self, rows: DataFrame, table: str, where: str, **options: object) -> None:
         """Replace the rows of a Delta table that satisfy ``where`` (SQL) by ``rows``, which must satisfy it
         too, exactly once, after the decision. ``options``: writer options. Raises OptionError.
         """
         chosen = self._owner.tables.writing(table, options).options
-        self._change("overwrite", rows, table, Overwrite.made(where, chosen))
+        self._change("overwrite", rows, table, Overwrite.parse(where, chosen))
 
     def after_commit(self, rows: DataFrame, name: str) -> None:
         """Call function ``name`` with ``rows`` after the decision, in order, at least once.

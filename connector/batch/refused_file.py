@@ -39,7 +39,7 @@ class RefusedFile:
         about = {"app_id": entry.app_id, "sequence": entry.sequence, "token": entry.token}
         self._about = {**about, "kind": part.kind, "to": part.target["table"]}
 
-    def known(self) -> set[int] | None:
+    def numbers(self) -> set[int] | None:
         """The numbers of the rows in the file; None if there is no file."""
         with self._usable():
             return self._read() if self._path.exists() else None
@@ -76,8 +76,8 @@ class RefusedFile:
         rows = rows.append_column(ROW, pa.array(list(refused), pa.int64()))
         rows = rows.append_column(REASON, pa.array(list(refused.values()), pa.string()))
         about = {**self._about, "rows": rows.num_rows, "of": all_rows.num_rows}
-        known = rows.schema.metadata or {}
-        rows = rows.replace_schema_metadata({**known, b"txmq": json.dumps(about).encode()})
+        metadata = rows.schema.metadata or {}
+        rows = rows.replace_schema_metadata({**metadata, b"txmq": json.dumps(about).encode()})
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:

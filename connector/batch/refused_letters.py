@@ -38,7 +38,7 @@ class RefusedLetters:
         self._entry = entry
         self._parts = parts
 
-    def known(self) -> set[int] | None:
+    def numbers(self) -> set[int] | None:
         """The numbers of the rows that were published; None if nothing was."""
         return target.refused_rows(self._parts)
 

@@ -32,7 +32,7 @@ Ready = Callable[[DataFrame], DataFrame]
 class RefusedRows(Protocol):
     """Where the refused rows of one operation are kept, durably and once."""
 
-    def known(self) -> set[int] | None:
+    def numbers(self) -> set[int] | None:
         """The numbers of the rows that are kept; None if that is not decided."""
 
     def keep(self, rows: pa.Table, refused: dict[int, str], frame: DataFrame | None) -> set[int]:
@@ -50,19 +50,19 @@ class RowByRow:
         self._schema = schema
         self._ready = ready
 
-    def taken(self, spark: SparkSession, kept: RefusedRows) -> pa.Table | None:
+    def taken(self, spark: SparkSession, refusals: RefusedRows) -> pa.Table | None:
         """The rows that the table takes; None for none at all. The others are kept. Raises OptionError,
         NotApplied.
         """
         rows = self._rows
         if rows is None:
             return None
-        gone = kept.known()
+        gone = refusals.numbers()
         if gone is None:
             refused = dict(self._refused(spark, rows, 0))
             failpoint.here("rows.evaluated")
             frame = self.frame(spark, rows.take(list(refused))) if refused else None
-            gone = kept.keep(rows, refused, frame)
+            gone = refusals.keep(rows, refused, frame)
             failpoint.here("rows.written")
         left = [number for number in range(rows.num_rows) if number not in gone]
         return rows.take(left) if left else None

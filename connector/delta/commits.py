@@ -71,8 +71,8 @@ def was_committed(spark: SparkSession, table: Table, once: CommitId) -> int | No
     """
     if _RETENTION not in table.properties:
         return None
-    found = log.held(log.commits(spark, table), once.batch, once.decided_at_us)
-    if found.known is None:
+    found = log.find_commit(log.commits(spark, table), once.batch, once.decided_at_us)
+    if found.exists is None:
         raise CheckpointMismatch(
             f"table {table.name!r} forgets the batches that it has (delta.setTransactionRetentionDuration), "
             f"and its log was cleaned after batch {once.sequence} of app {once.app_id!r} was decided, "
@@ -84,24 +84,24 @@ def was_committed(spark: SparkSession, table: Table, once: CommitId) -> int | No
 
 def has(spark: SparkSession, table: Table, once: CommitId) -> bool:
     """Whether a table has the commit of this batch, also one of another process."""
-    return table.exists and bool(_held(spark, table, once, fresh=True).known)
+    return table.exists and bool(_status(spark, table, once, fresh=True).exists)
 
 
-def _held(spark: SparkSession, table: Table, once: CommitId, *, fresh: bool) -> log.Held:
-    found = log.held(log.commits(spark, table, fresh=fresh), once.batch, once.decided_at_us)
-    if found.known is None:
-        return log.Held(log.stored_at_ms(spark, table, once.txn_app_id) >= once.decided_at_us // 1000)
+def _status(spark: SparkSession, table: Table, once: CommitId, *, fresh: bool) -> log.CommitStatus:
+    found = log.find_commit(log.commits(spark, table, fresh=fresh), once.batch, once.decided_at_us)
+    if found.exists is None:
+        return log.CommitStatus(log.stored_at_ms(spark, table, once.txn_app_id) >= once.decided_at_us // 1000)
     return found
 
 
-def require_held(spark: SparkSession, table: Table, once: CommitId) -> int | None:
+def require_commit(spark: SparkSession, table: Table, once: CommitId) -> int | None:
     """The version that has the commit of this batch, None if its log is gone. Raises CheckpointMismatch
     unless the table has it.
     """
     if (version := log.made_last(spark, table, once.batch)) is not None:
         return version
-    found = _held(spark, table, once, fresh=False)
-    if found.known:
+    found = _status(spark, table, once, fresh=False)
+    if found.exists:
         return found.version
     raise CheckpointMismatch(
         f"Delta has skipped batch {once.sequence} of app {once.app_id!r}, because table {table.name!r} holds "

@@ -129,8 +129,8 @@ class Delta:
         options: Mapping[str, str],
     ) -> int | None:
         staged = [
-            self._staged.get(part.target[FILES]["directory"]) or StagedFiles.of(part, held)
-            for part, held in parts
+            self._staged.get(part.target[FILES]["directory"]) or StagedFiles.of(part, batches)
+            for part, batches in parts
         ]
         target = parts[0][0].target
         place = target["location"]
@@ -161,6 +161,6 @@ class Delta:
         return self._commits.committed(table, version)
 
     # -- without Spark ---------------------------------------------------------------------------------------
-    def exported_files(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> ExportedFiles:
+    def exported_files(self, part: ToApply, batches: Iterable[pa.RecordBatch]) -> ExportedFiles:
         schema = StructType.fromJson(json.loads(part.target["schema"]))
-        return DeltaExportedFiles(StagedFiles.of(part, held), part.target["location"], schema)
+        return DeltaExportedFiles(StagedFiles.of(part, batches), part.target["location"], schema)

@@ -3,7 +3,7 @@
 Not here: writing (``before/append_rows.py``). In classic sessions the log is read through Delta's classes,
 which takes a few milliseconds; on Spark Connect it is read with SQL.
 
-Invariant: ``held`` says True or False only if the log proves it, otherwise None.
+Invariant: ``find_commit`` says True or False only if the log proves it, otherwise None.
 """
 
 from __future__ import annotations
@@ -202,22 +202,22 @@ def made_last(spark: SparkSession, table: Table, batch: Mapping[str, object]) ->
     return version if any(is_of(each, batch) for each in told) else None
 
 
-class Held(NamedTuple):
+class CommitStatus(NamedTuple):
     """Whether a table has the commit of a batch, None if it is not known; and the version of that commit."""
 
-    known: bool | None
+    exists: bool | None
     version: int | None = None
 
 
-def held(history: Iterator[Commit], batch: Mapping[str, object], decided_at_us: int) -> Held:
+def find_commit(history: Iterator[Commit], batch: Mapping[str, object], decided_at_us: int) -> CommitStatus:
     """Whether ``history`` (newest first) has the commit of ``batch``."""
     oldest = None
     for oldest in history:
         if is_of(oldest.metadata, batch):
-            return Held(True, oldest.version)
+            return CommitStatus(True, oldest.version)
         if oldest.timestamp_ms and oldest.timestamp_ms < decided_at_us // 1000 - CLOCKS_APART_MS:
-            return Held(False)  # an append is never older than its decision
-    return Held(False if oldest is None or oldest.version == 0 else None)
+            return CommitStatus(False)  # an append is never older than its decision
+    return CommitStatus(False if oldest is None or oldest.version == 0 else None)
 
 
 def user_metadata(commit_info: Mapping[str, Any]) -> dict[str, object]:

@@ -166,9 +166,9 @@ class DeltaLedger:
         txn_app_id = ledger_id(self._app_id, identity)
 
         def written() -> int:
-            held = held_tokens(self._tables, spark, self._table, entries)
+            tokens = held_tokens(self._tables, spark, self._table, entries)
             last = entries[0].sequence - 1
-            while entries and entries[0].token in held:
+            while entries and entries[0].token in tokens:
                 last = entries.pop(0).sequence
                 self._engine.mark_mirrored(self._app_id, last)
             return last
@@ -211,7 +211,7 @@ class DeltaLedger:
             spark,
             table,
             # not all columns: somebody may have added one
-            Merge.made(on, insert={name: f"s.{name}" for name in LEDGER_NAMES}),
+            Merge.parse(on, insert={name: f"s.{name}" for name in LEDGER_NAMES}),
             lambda session: self._frame(session, entries),
             once,
         )
@@ -236,10 +236,10 @@ class DeltaLedger:
         mirrored = [entry for entry in self._engine.entries(self._app_id) if entry.mirrored]
         if not mirrored:
             return
-        held, others = _held_rows(self._tables, spark, table, self._app_id, mirrored)
+        rows, others = _held_rows(self._tables, spark, table, self._app_id, mirrored)
         # an entry has a row for each log, or one without a log
         missing = [
-            entry for entry in mirrored if not {(entry.token, log) for log in entry.ranges or (None,)} <= held
+            entry for entry in mirrored if not {(entry.token, log) for log in entry.ranges or (None,)} <= rows
         ]
         before = mirrored[0].sequence - 1  # which the engine does not keep any more
         lost = _loss(missing, before, others if found else before)

@@ -53,7 +53,7 @@ class Newest:
         return {log: end for entry in self.entries for log, (_, end) in sorted(entry.ranges.items())}
 
 
-def _shown(value: object) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -107,16 +107,16 @@ class Resume:
         return {name.removeprefix(prefix): behind for name, behind in found.items()}
 
     def _go_on(self, spark: SparkSession, table: Table, mine: str, newest: Newest) -> None:
-        last, held = newest.last, self._text(newest)
+        last, text = newest.last, self._text(newest)
         if newest.engine == mine:
             raise CheckpointMismatch(
-                f"{held}, and this engine, which wrote that, has decided nothing: an older copy of its data "
+                f"{text}, and this engine, which wrote that, has decided nothing: an older copy of its data "
                 "was restored (nothing was consumed)",
                 f"restore the newest data; {_OTHERWISE}",
             )
         if self.on_new_checkpoint != "resume":
             raise CheckpointMismatch(
-                f"{held}, and this engine has no ledger of the app: that was lost, or it is another engine. "
+                f"{text}, and this engine has no ledger of the app: that was lost, or it is another engine. "
                 "Nothing was consumed",
                 "to go on behind these batches, start with a new checkpoint and onNewCheckpoint=resume, in "
                 f"source and function; {_OTHERWISE}",
@@ -140,9 +140,9 @@ class Resume:
             )
         except CheckpointMismatch as error:
             raise CheckpointMismatch(
-                f"{held}, and another engine has taken the app over since: it may have done later batches",
+                f"{text}, and another engine has taken the app over since: it may have done later batches",
                 "go on there; if that engine is lost too, give another app_id, and startingOffsets where the "
-                f"app was: {_shown(newest.ends)}",
+                f"app was: {_json(newest.ends)}",
             ) from error
         here("resume.taken_over")
         # 4.
@@ -152,7 +152,7 @@ class Resume:
     def _text(self, newest: Newest) -> str:
         return (
             f"ledger {self.ledger!r} says that app {self.app_id!r} has decided {newest.last.sequence} "
-            f"batches on engine {newest.engine}, up to {_shown(newest.ends)}"
+            f"batches on engine {newest.engine}, up to {_json(newest.ends)}"
         )
 
     def _newest(self, spark: SparkSession, table: Table) -> Newest | None:
@@ -170,8 +170,8 @@ class Resume:
         for row in sorted(rows, key=lambda row: int(row["sequence"])):
             sequence = int(row["sequence"])
             ranges = {} if row["log"] is None else {row["log"]: (row["start_offset"], row["end_offset"])}
-            known = entries.get(sequence)
-            if known is not None and known.token != row["token"]:
+            entry = entries.get(sequence)
+            if entry is not None and entry.token != row["token"]:
                 raise self._doubtful(f"it has two batches with the number {sequence}")
             entries[sequence] = LedgerEntry(
                 app_id=self.app_id,
@@ -179,8 +179,8 @@ class Resume:
                 query_id=row["query_id"],
                 batch_id=int(row["batch_id"]),
                 token=row["token"],
-                ranges={**(known.ranges if known else {}), **ranges},
-                messages=(known.messages if known else 0) + int(row["messages"] or 0),
+                ranges={**(entry.ranges if entry else {}), **ranges},
+                messages=(entry.messages if entry else 0) + int(row["messages"] or 0),
                 published=int(row["published"] or 0),
                 committed_at_us=int(row["committed_at_us"]),
             )
@@ -208,12 +208,12 @@ class Resume:
                     "cleaned since, the table was copied, or others wrote them"
                 )
             offsets = commit.get("offsets")
-            known = offsets if isinstance(offsets, dict) else {}
-            shown = offsets if entry is last else {log: known.get(log) for log in entry.ranges}
-            if {**row, "offsets": shown} != row or any(commit.get(each) != row[each] for each in _SAID):
+            ends = offsets if isinstance(offsets, dict) else {}
+            expected = offsets if entry is last else {log: ends.get(log) for log in entry.ranges}
+            if {**row, "offsets": expected} != row or any(commit.get(each) != row[each] for each in _SAID):
                 raise self._doubtful(
-                    f"its rows of batch {entry.sequence} say {_shown(row['offsets'])}, and were "
-                    f"written with {_shown(offsets)}: others have changed them",
+                    f"its rows of batch {entry.sequence} say {_json(row['offsets'])}, and were "
+                    f"written with {_json(offsets)}: others have changed them",
                     "restore the version before that",
                 )
 

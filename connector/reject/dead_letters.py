@@ -48,10 +48,10 @@ _GAP = 64  # messages between two rejected ones that are read too, and left out
 def rejected_rows(rows: DataFrame, reason: str | None) -> DataFrame:
     """The columns of ``rows`` that a task needs. Raises OptionError."""
     _check(rows.schema, reason)
-    named = F.col(REASON) if reason is None else F.lit(reason)
+    column = F.col(REASON) if reason is None else F.lit(reason)
     sum_of = F.crc32(F.col("body")) if "body" in rows.columns else F.lit(None)
     return rows.select(
-        *PLACE, F.substring(named, 1, LONGEST_REASON).alias(REASON), sum_of.cast("bigint").alias("checksum")
+        *PLACE, F.substring(column, 1, LONGEST_REASON).alias(REASON), sum_of.cast("bigint").alias("checksum")
     )
 
 
@@ -61,10 +61,8 @@ def with_reason(broken: pa.RecordBatch, reason: str | None) -> pa.RecordBatch:
     """
     _check_reason(reason)
     reasons = broken.column(REASON).to_pylist() if reason is None else [reason] * broken.num_rows
-    reason_column = pa.array([each[:LONGEST_REASON] for each in reasons], pa.string())
-    return broken.set_column(
-        CHECKED_COLUMNS.get_field_index(REASON), CHECKED_COLUMNS.field(REASON), reason_column
-    )
+    column = pa.array([each[:LONGEST_REASON] for each in reasons], pa.string())
+    return broken.set_column(CHECKED_COLUMNS.get_field_index(REASON), CHECKED_COLUMNS.field(REASON), column)
 
 
 def _check(schema: StructType, reason: str | None) -> None:
@@ -129,8 +127,8 @@ class Rejection:
         again = int((delay or 0) * 1000), attempts
         if type(attempts) is not int or attempts < 1:
             raise OptionError(f"reject has attempts={attempts!r}", "give how often a message comes again")
-        named = {"exchange": exchange, "routing_key": routing_key, "queue": queue}
-        for name, value in named.items():
+        destination = {"exchange": exchange, "routing_key": routing_key, "queue": queue}
+        for name, value in destination.items():
             if value is not None and not isinstance(value, str):
                 raise OptionError(f"reject has {name}={value!r}, which is not text", "give a str")
         if queue is None:
@@ -152,7 +150,7 @@ class Rejection:
         """
         task = _Task(self, engine)
         for batch in batches:
-            wanted: dict[_Place, list[_Row]] = {}
+            places: dict[_Place, list[_Row]] = {}
             for queue, partition, offset, reason, checksum in zip(
                 *(column.to_pylist() for column in batch.columns), strict=True
             ):
@@ -162,8 +160,8 @@ class Rejection:
                         f"{offset}), so it is not a message of a queue",
                         "keep queue, partition and offset of format txmq",
                     )
-                wanted.setdefault((queue, partition, offset), []).append(_Row(reason, checksum))
-            yield from task.messages(wanted)
+                places.setdefault((queue, partition, offset), []).append(_Row(reason, checksum))
+            yield from task.messages(places)
 
 
 # exchange, routing key, body (null for a record of Kafka without a value), properties
@@ -178,15 +176,15 @@ class _Task:
         self._logs: dict[str, list[str]] = {}
         self._routes: dict[str, DeadLetterRoute] = {}
 
-    def messages(self, wanted: dict[_Place, list[_Row]]) -> Iterator[pa.RecordBatch]:
-        for queue in sorted({queue for queue, _, _ in wanted} - self._routes.keys()):
+    def messages(self, places: dict[_Place, list[_Row]]) -> Iterator[pa.RecordBatch]:
+        for queue in sorted({queue for queue, _, _ in places} - self._routes.keys()):
             self._require_read(queue)
             self._logs[queue] = self._engine.logs([queue])
             self._routes[queue] = self._route(queue)
-        left = dict(wanted)
+        left = dict(places)
         rows: list[_Letter] = []
         size = 0
-        for found in self._engine.browse(self._slices(sorted(wanted))):
+        for found in self._engine.browse(self._slices(sorted(places))):
             for row in self._copies(found, left):
                 rows.append(row)
                 size += len(row[2] or b"") + len(row[3])
@@ -199,7 +197,7 @@ class _Task:
             queue, partition, offset = min(left)
             raise DataLoss(
                 f"{len(left)} rejected messages are not in their queues any more (message {offset} of "
-                f"{_named(queue, partition)}), so they cannot become dead letters",
+                f"{_log_name(queue, partition)}), so they cannot become dead letters",
                 "nothing is decided: reject messages of this batch; what the state of a query has kept of an "
                 "earlier one, publish with tx.publish",
             )
@@ -215,23 +213,23 @@ class _Task:
             )
 
     def _route(self, queue: str) -> DeadLetterRoute:
-        given = self._rejection
-        if given.exchange is not None and not given.delay_ms:
-            return DeadLetterRoute(given.exchange, given.routing_key)
+        rejection = self._rejection
+        if rejection.exchange is not None and not rejection.delay_ms:
+            return DeadLetterRoute(rejection.exchange, rejection.routing_key)
         found = self._engine.dead_letter_route(queue)
         if found is None:
             raise OptionError(
                 f"queue {queue!r} has no dead-letter exchange for its rejected messages",
                 "declare it with x-dead-letter-exchange, or give reject an exchange or a queue",
             )
-        if given.delay_ms and not found.later:
+        if rejection.delay_ms and not found.later:
             raise OptionError(
                 f"queue {queue!r} has no exchange by which its rejected messages come again after a delay",
                 f"declare one of type x-delayed-message, and bind the queue to it by the key {queue!r}",
             )
-        if given.exchange is not None:
-            return replace(found, exchange=given.exchange, routing_key=given.routing_key)
-        return found if given.routing_key is None else replace(found, routing_key=given.routing_key)
+        if rejection.exchange is not None:
+            return replace(found, exchange=rejection.exchange, routing_key=rejection.routing_key)
+        return found if rejection.routing_key is None else replace(found, routing_key=rejection.routing_key)
 
     def _slices(self, places: list[_Place]) -> list[tuple[str, int, int]]:
         """Few slices that hold the places, which are sorted."""
@@ -268,7 +266,7 @@ class _Task:
                 if row.checksum is not None and row.checksum != zlib.crc32(body or b""):
                     raise OptionError(
                         f"the body of a rejected row is not that of message {place[2]} of "
-                        f"{_named(*place[:2])}",
+                        f"{_log_name(*place[:2])}",
                         "reject publishes messages as they are; use tx.publish for changed ones",
                     )
                 changed = dead_lettered(properties, death, row.reason, keeps_key=keeps_key, delay_ms=delay_ms)
@@ -281,7 +279,7 @@ def _batch(rows: list[_Letter]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA)
 
 
-def _named(queue: str, partition: int) -> str:
+def _log_name(queue: str, partition: int) -> str:
     return f"queue {queue!r}" + (f", partition {partition}" if partition else "")
 
 

@@ -37,9 +37,11 @@ _ONE_QUEUE = ("first_queue", "last_queue")
 
 @dataclass(frozen=True)
 class Notes:
-    """``kept``: what a metric needs of a broken row, null of a good one. ``reasons``: what a note may say."""
+    """``broken``: what a metric needs of a broken row, null of a good one.
+    ``reasons``: what a note may say.
+    """
 
-    kept: Column
+    broken: Column
     note: Column
     metrics: list[Column]
     reasons: tuple[str, ...]
@@ -106,15 +108,15 @@ def notes_of(
         *(F.bit_or(_word(number)).alias(f"tasks{number}") for number in range(rows.words)),
     ]
     names = dict.fromkeys([*PLACE, *(["body"] if rows.sums else []), *columns])
-    kept = F.when(broken, F.struct(*(F.col(quoted(name)) for name in names))).alias(_BROKEN)
+    row = F.when(broken, F.struct(*(F.col(quoted(name)) for name in names))).alias(_BROKEN)
     note = F.struct(of_broken("offset").alias("offset"), packed.alias("packed"))
-    return Notes(kept, note, metrics, numbered, rows)
+    return Notes(row, note, metrics, numbered, rows)
 
 
 def watched(frame: DataFrame, columns: Sequence[Column], notes: Notes) -> tuple[DataFrame, Metric]:
     """``columns`` of the good rows of ``frame``, and the metric that their execution reports."""
     metric = Metric(f"{_PREFIX}{uuid.uuid4().hex}", notes.reasons, notes.of)
-    noted = frame.select(*columns, notes.kept, F.spark_partition_id().alias(_TASK))
+    noted = frame.select(*columns, notes.broken, F.spark_partition_id().alias(_TASK))
     # Spark evaluates a note, and so the reason, only where the offset is not null. Within the code that it
     # compiles for each row, the reasons of a dozen fields are more than the JVM compiles of one method.
     most = F.max_by(notes.note, of_broken("offset"), _MOST).alias("notes")

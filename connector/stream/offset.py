@@ -41,9 +41,9 @@ def vector(logged: object, logs: Mapping[str, Sequence[str]]) -> Vector:
         for name, offset in logged.items()
     ]
     if set(queues) != set(logs):
-        held, read = (", ".join(sorted(names)) for names in (logged, logs))
+        logged_names, read = (", ".join(sorted(names)) for names in (logged, logs))
         raise CheckpointMismatch(
-            f"the checkpoint holds offsets of {held}, but the query reads {read}",
+            f"the checkpoint holds offsets of {logged_names}, but the query reads {read}",
             "read the same queues, or start with a new checkpoint, the same appId and "
             "onNewCheckpoint=resume: it goes on behind the last decided batch",
         )

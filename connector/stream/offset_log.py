@@ -79,8 +79,8 @@ class OffsetLog:
         if self._logs(()):
             if spark is None:
                 return UNKNOWN_OFFSETS
-            shown = plans(spark, query_id)
-            if shown and not any(map(other_sources, shown)):
+            found_plans = plans(spark, query_id)
+            if found_plans and not any(map(other_sources, found_plans)):
                 self._own = True
                 return ""
         raise OptionError(

@@ -69,11 +69,11 @@ def read_schema(included: Included = PLAIN) -> T.StructType:
     return T.StructType([*_COLUMNS.fields, *more])
 
 
-def check_read_schema(given: T.StructType, own: T.StructType, what: str = "format txmq") -> None:
+def check_read_schema(schema: T.StructType, own: T.StructType, what: str = "format txmq") -> None:
     """Raises OptionError if a user's ``.schema(...)`` differs from ``own``, that of ``what`` is read."""
-    if [(each.name, each.dataType) for each in given] != [(each.name, each.dataType) for each in own]:
+    if [(each.name, each.dataType) for each in schema] != [(each.name, each.dataType) for each in own]:
         raise OptionError(
-            f"the schema given by .schema() is {given.simpleString()}, but {what} has the columns "
+            f"the schema given by .schema() is {schema.simpleString()}, but {what} has the columns "
             f"{own.simpleString()}",
             "leave .schema() out and select columns afterwards (of messages, the options "
             "'includeProperties', 'includeTransaction', 'includeKey' and 'includeHeaders' add columns)",

@@ -288,7 +288,7 @@ class TxmqBatchReader(DataSourceReader):
         found = engine.available(list(starts), starts)
         ending, logs = self._options.ending, logs_of(engine, self._options.queues)
         ending.check(logs, "endingOffsets")
-        ends = {log: ending.offset(queue, log) for queue, named in logs.items() for log in named}
+        ends = {log: ending.offset(queue, log) for queue, of_queue in logs.items() for log in of_queue}
         found = {log: _cut(one, ends.get(log, LATEST)) for log, one in found.items()}
         tasks = task_count(found, self._options)
         return [BrowsedSlice(slices) for slices in split(found, tasks)] or [BrowsedSlice(())]

@@ -61,7 +61,7 @@ def staging_frame(
         number, attempt = context.partitionId(), context.attemptNumber()
         header = replace(of, branch=uuid.uuid4().hex, partition=number, attempt=attempt)
         engine = address.engine()
-        rows = staging.named(batches, names)
+        rows = staging.with_names(batches, names)
         staged = (
             rejection.messages(engine, rows) if rejection else staging.prepared(kind, target, rows, parent)
         )
@@ -80,7 +80,7 @@ def positional(rows: DataFrame) -> tuple[DataFrame, list[str]]:
     return rows.toDF(*(f"c{number}" for number in range(len(names)))), names
 
 
-def named(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def with_names(batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The batches of :func:`positional` rows, with their names."""
     return (batch.rename_columns(list(names)) for batch in batches) if names else batches
 

@@ -28,7 +28,7 @@ class Merge:
     evolves: bool = False
 
     @classmethod
-    def made(
+    def parse(
         cls,
         on: str,
         update: object = None,
@@ -62,7 +62,7 @@ class Merge:
         """From what ``asdict`` returned."""
         return cls(stored["on"], tuple(Clause(**clause) for clause in stored["clauses"]), stored["evolves"])
 
-    def of_columns(self, columns: Sequence[str], given: Sequence[str]) -> Merge:
+    def of_columns(self, columns: Sequence[str], names: Sequence[str]) -> Merge:
         """The merge with the columns of the table by name where it sets all of them, so that a later column
         changes nothing. One that may add columns stays as it is.
 
@@ -71,12 +71,12 @@ class Merge:
         """
         if self.evolves:
             return self
-        have = {name.lower() for name in given}
+        have = {name.lower() for name in names}
         if not all(map(self._names, have - {name.lower() for name in columns})):
             have.update(name.lower() for name in columns)
         values = {quoted([name]): f"{SOURCE}.{quoted([name])}" for name in columns if name.lower() in have}
-        named = (replace(clause, values=values) if clause.sets_all else clause for clause in self.clauses)
-        return replace(self, clauses=tuple(named))
+        clauses = (replace(clause, values=values) if clause.sets_all else clause for clause in self.clauses)
+        return replace(self, clauses=tuple(clauses))
 
     def _names(self, column: str) -> bool:
         """Whether a condition or a value may name a column of the rows."""
@@ -125,7 +125,7 @@ class Overwrite:
     options: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def made(cls, where: str, options: Mapping[str, str]) -> Overwrite:
+    def parse(cls, where: str, options: Mapping[str, str]) -> Overwrite:
         """Raises OptionError."""
         if not isinstance(where, str) or not where.strip():
             raise OptionError(

@@ -155,9 +155,9 @@ def require_numbers(
         return 0
     restored, stored = last_stored(tables, spark, table, txn_app_id)
     # ``decided`` is called after the table was read: another driver may decide meanwhile
-    if stored <= (known := decided()):
+    if stored <= (last_decided := decided()):
         return restored
-    version, undone = tables.later(spark, table, txn_app_id, known)
+    version, undone = tables.later(spark, table, txn_app_id, last_decided)
     if undone:
         return undone
     put_back = (
@@ -165,7 +165,7 @@ def require_numbers(
     )
     raise CheckpointMismatch(
         f"table {table.name!r} holds batch {stored} of app {app_id!r}, and the broker has decided only "
-        f"{known}: an older copy of the broker's data was restored (nothing was consumed)",
+        f"{last_decided}: an older copy of the broker's data was restored (nothing was consumed)",
         f"restore the newest data, {f'or {put_back}, ' if version else ''}or use a new app_id, which appends "
         "later batches again",
     )

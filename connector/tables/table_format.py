@@ -234,5 +234,5 @@ class TableFormat(Protocol):
         """
 
     # -- without Spark ---------------------------------------------------------------------------------------
-    def exported_files(self, part: ToApply, held: Iterable[pa.RecordBatch]) -> ExportedFiles:
+    def exported_files(self, part: ToApply, batches: Iterable[pa.RecordBatch]) -> ExportedFiles:
         """The files of a part. Raises OSError, pyarrow.ArrowInvalid if this process cannot reach them."""

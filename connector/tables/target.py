@@ -35,11 +35,11 @@ LOST = (
 
 
 def of_change(
-    table: Table, wanted: Change, schema: StructType, context: Mapping[str, object]
+    table: Table, change: Change, schema: StructType, context: Mapping[str, object]
 ) -> dict[str, object]:
     """``schema``: of the rows."""
     about = {"table": table.name, "table_id": table.table_id, "schema": schema.json()}
-    return {**about, CHANGE: asdict(wanted), CONTEXT: dict(context)}
+    return {**about, CHANGE: asdict(change), CONTEXT: dict(context)}
 
 
 def nothing() -> pa.RecordBatch:

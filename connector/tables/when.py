@@ -53,13 +53,13 @@ class Clause:
         if self.values is None:
             return "UPDATE SET *" if self.action == "update" else "INSERT *"
         # the name of a column in SQL: of a nested field too (``a.b``), and with any characters
-        given = {
+        assignments = {
             name if _FIELD.fullmatch(name) else quoted(name): enclosed(value)
             for name, value in self.values.items()
         }
         if self.action == "insert":
-            return f"INSERT ({', '.join(given)}) VALUES ({', '.join(given.values())})"
-        return "UPDATE SET " + ", ".join(f"{name} = {value}" for name, value in given.items())
+            return f"INSERT ({', '.join(assignments)}) VALUES ({', '.join(assignments.values())})"
+        return "UPDATE SET " + ", ".join(f"{name} = {value}" for name, value in assignments.items())
 
 
 @dataclass(frozen=True)
@@ -121,20 +121,20 @@ def enclosed(sql: str) -> str:
     return f"({sql}\n)"
 
 
-def _text(what: str, given: object) -> str:
-    if not isinstance(given, str):
+def _text(what: str, value: object) -> str:
+    if not isinstance(value, str):
         raise OptionError(
-            f"{what} is {given!r}, not SQL", "give text: the decision stores it, and a Column is not text"
+            f"{what} is {value!r}, not SQL", "give text: the decision stores it, and a Column is not text"
         )
-    return given.strip()
+    return value.strip()
 
 
-def _values(action: str, given: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    if given is None:
+def _values(action: str, pairs: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    if pairs is None:
         return None
-    if not isinstance(given, Mapping) or not given:
-        raise OptionError(f"{action} sets {given!r}", "give {column: expression}, or nothing for all columns")
-    values = {str(name): _text(f"{action} of column {name!r}", value) for name, value in given.items()}
+    if not isinstance(pairs, Mapping) or not pairs:
+        raise OptionError(f"{action} sets {pairs!r}", "give {column: expression}, or nothing for all columns")
+    values = {str(name): _text(f"{action} of column {name!r}", value) for name, value in pairs.items()}
     for name, text in values.items():
         if not text:
             raise OptionError(f"{action} of column {name!r} has no expression", "give SQL, such as 's.name'")

@@ -91,23 +91,23 @@ def _read_decimal(data: bytes, writer_schema: Any = None, reader_schema: Any = N
 
 @dataclass(frozen=True)
 class AvroSchema:
-    """``named``: its named types, by full name."""
+    """``by_name``: its named types, by full name."""
 
     parsed: Schema
-    named: Mapping[str, Schema] = field(repr=False)
+    by_name: Mapping[str, Schema] = field(repr=False)
 
     @classmethod
     def of(cls, texts: Texts) -> AvroSchema:
         """Raises UnsupportedSchema."""
         parse = library().schema.parse_schema
-        named: dict[str, Schema] = {}
+        by_name: dict[str, Schema] = {}
         parsed: Schema = None
         try:
             for text in texts:
-                parsed = parse(_plain(json.loads(text)), named_schemas=named)
+                parsed = parse(_plain(json.loads(text)), named_schemas=by_name)
         except Exception as error:  # of any class, for any damage
             raise UnsupportedSchema(f"is not a schema of Avro ({fault_text(error)})") from None
-        found = cls(parsed, named)
+        found = cls(parsed, by_name)
         found._least(parsed, {}, "")
         return found
 
@@ -127,9 +127,9 @@ class AvroSchema:
         if isinstance(schema, str):
             if schema in _PRIMITIVES:
                 return _PRIMITIVES[schema]
-            if schema not in self.named:
+            if schema not in self.by_name:
                 raise UnsupportedSchema(f"has the type {schema} in field {path!r}")
-            return self._type(self.named[schema], path)
+            return self._type(self.by_name[schema], path)
         kind = schema["type"]
         if kind == "record":
             return T.StructType(
@@ -160,8 +160,8 @@ class AvroSchema:
         if isinstance(schema, list):
             return 1 + min((self._least(each, sizes, path) for each in schema), default=0)
         if isinstance(schema, str):
-            if schema in self.named:
-                return self._least(self.named[schema], sizes, path)
+            if schema in self.by_name:
+                return self._least(self.by_name[schema], sizes, path)
             return {"null": 0, "float": 4, "double": 8}.get(schema, 1)
         kind = schema["type"]
         if kind in ("record", "error"):
@@ -272,13 +272,13 @@ class _Decoder:
 
     def __init__(self, writers: Mapping[int, Texts], reader: Texts) -> None:
         self._read = library().schemaless_reader
-        wanted = AvroSchema.of(reader)
+        reader_schema = AvroSchema.of(reader)
         # without a reader's schema if it is the writer's, which is quicker
         self._writers = {
-            number: (AvroSchema.of(texts).parsed, None if texts == reader else wanted.parsed)
+            number: (AvroSchema.of(texts).parsed, None if texts == reader else reader_schema.parsed)
             for number, texts in writers.items()
         }
-        self._type = arrow_type(wanted.columns())
+        self._type = arrow_type(reader_schema.columns())
 
     def __call__(self, bodies: pa.Array) -> pa.Array:
         return decode_each(bodies, self._one, self._type)

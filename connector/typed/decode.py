@@ -150,7 +150,7 @@ def decode(
     of protobuf must fit it. ``validate``: a json body that its JSON Schema rejects is broken. Raises
     OptionError, and RegistryFailed or LoginRefused from the registry.
     """
-    names = _kept(df, column, keep, mode)
+    names = _checked_names(df, column, keep, mode)
     rows = metrics.watchable(df) if mode == "deadLetter" else None
     parts = _columns(df, column, schema, format, options or {}, registry, subject, validate, rows)
     _require_new(parts.schema, names, mode)
@@ -225,7 +225,7 @@ def _text(df: DataFrame, column: str, reason: Column) -> Column:
 # -- arguments -----------------------------------------------------------------------------------------------
 
 
-def _kept(df: DataFrame, column: str, keep: Sequence[str], mode: str) -> list[str]:
+def _checked_names(df: DataFrame, column: str, keep: Sequence[str], mode: str) -> list[str]:
     if mode not in ("deadLetter", "fail", "null"):
         raise OptionError(f"decode got the mode {mode!r}", "allowed are deadLetter, fail, null")
     types = {field.name: field.dataType for field in df.schema.fields}

@@ -32,12 +32,12 @@ class UnsupportedSchema(ValueError):
 def once_in_task(make: Callable[P, OverArrays]) -> Callable[P, OverArrays]:
     """As ``make``; the function over arrays is made in the task that first calls it."""
 
-    def later(*arguments: P.args, **named: P.kwargs) -> OverArrays:
+    def later(*arguments: P.args, **keywords: P.kwargs) -> OverArrays:
         once: list[OverArrays] = []
 
         def call(column: pa.Array) -> pa.Array:
             if not once:
-                once.append(make(*arguments, **named))
+                once.append(make(*arguments, **keywords))
             return once[0](column)
 
         return call
@@ -83,8 +83,8 @@ def decode_each(
 
 def over_columns(function: Callable[..., pa.Array], kind: DataType) -> Any:
     """A function over columns of Spark. Spark may not evaluate it twice for a row."""
-    made: Any = arrow_udf
-    return made(function, kind).asNondeterministic()
+    arrow_function: Any = arrow_udf
+    return arrow_function(function, kind).asNondeterministic()
 
 
 def fault_text(error: BaseException) -> str:

@@ -95,15 +95,15 @@ class Format(ABC):
         return []
 
 
-def schema_of(given: StructType | str) -> StructType:
-    """Raises OptionError unless ``given`` is a struct, or its DDL (``id bigint not null, name string``)."""
-    schema: Any = given
-    if isinstance(given, str):
+def schema_of(columns: StructType | str) -> StructType:
+    """Raises OptionError unless ``columns`` is a struct, or its DDL (``id bigint not null, name string``)."""
+    schema: Any = columns
+    if isinstance(columns, str):
         try:
-            schema = StructType.fromDDL(given)
+            schema = StructType.fromDDL(columns)
         except (ParseException, PySparkException) as error:
             raise OptionError(
-                f"the schema {given[:200]!r} is not DDL: {first_line(error)[:200]}",
+                f"the schema {columns[:200]!r} is not DDL: {first_line(error)[:200]}",
                 "write 'id bigint not null, name string', or give a StructType",
             ) from None
     if not isinstance(schema, StructType):
@@ -133,7 +133,7 @@ class TextFormat(Format):
         return f"from_{type(self).__name__.lower()}"
 
     @property
-    def _given(self) -> dict[str, str]:
+    def _raw_options(self) -> dict[str, str]:
         """The options by name in lower case: Spark compares them without case."""
         return {name.lower(): str(value) for name, value in self.options.items()}
 
@@ -149,7 +149,7 @@ class TextFormat(Format):
                     f"option {name!r} of {self.function} is txmq's own: it finds the broken messages",
                     "leave it out; the argument mode says what happens to them",
                 )
-        options = {**self._given, **own, "mode": "PERMISSIVE", "columnnameofcorruptrecord": _CORRUPT}
+        options = {**self._raw_options, **own, "mode": "PERMISSIVE", "columnnameofcorruptrecord": _CORRUPT}
         marks = [StructField(_MARK, mark), StructField(_CORRUPT, StringType())]
         if has(self.schema, DecimalType):
             decimals = mapped(self.schema, lambda it: it if isinstance(it, DecimalType) else StringType())
@@ -182,7 +182,7 @@ class Json(TextFormat):
     @property
     def _allows_infinity(self) -> bool:
         """JSON has no such number (RFC 8259), and Spark reads it by default."""
-        return self._given.get(_INFINITY, "").lower() == "true"
+        return self._raw_options.get(_INFINITY, "").lower() == "true"
 
     def probes(self) -> list[str]:
         return [json.dumps(dict.fromkeys(self.schema.names, _PROBE))]
@@ -194,7 +194,7 @@ class Json(TextFormat):
 
     def _misfit(self, value: Column, text: Column) -> Column:
         """The first field that is there and was not read; Spark keeps the others."""
-        named = [
+        faults = [
             F.when(
                 value.getField(each.name).isNull() & F.get_json_object(text, f"$['{each.name}']").isNotNull(),
                 F.lit(_not_of_type(each)),
@@ -205,7 +205,7 @@ class Json(TextFormat):
         begin = F.regexp_replace(F.substring(text, 1, _LOOKED_AT), _TEXT, '""')
         cause = _cause(begin, _CAUSES, _NO_OBJECT)
         # Spark reads the mark if only a member before it is wrong
-        return F.when(value.getField(_MARK).isNull(), cause).otherwise(F.coalesce(*named, F.lit(_MISFIT)))
+        return F.when(value.getField(_MARK).isNull(), cause).otherwise(F.coalesce(*faults, F.lit(_MISFIT)))
 
     def reasons(self) -> list[str]:
         causes = [reason for _, reason in _CAUSES]
@@ -266,13 +266,13 @@ class Csv(TextFormat):
     @property
     def _separator(self) -> str:
         """As Spark reads the option: a backslash and a t are a tab."""
-        raw = self._given.get("sep", self._given.get("delimiter", ","))
+        raw = self._raw_options.get("sep", self._raw_options.get("delimiter", ","))
         return re.sub(r"\\(.)", lambda match: _ESCAPED.get(match[1], match[0]), raw)
 
     @property
     def _most(self) -> int | None:
         """``maxCharsPerColumn``: characters of a column; None: any number, which Spark writes as -1."""
-        text = self._given.get("maxcharspercolumn", "-1")
+        text = self._raw_options.get("maxcharspercolumn", "-1")
         try:
             most = int(text)
         except ValueError:
@@ -291,7 +291,7 @@ class Csv(TextFormat):
                 too_long = F.length(parsed.getField(each.name)) > most
                 yield too_long, f"column {each.name!r} has more than {most} characters"
         yield parsed.getField(_CORRUPT).isNotNull(), _cause(text, _ENCODINGS, _MISFIT)
-        finite = self._given.keys().isdisjoint(("positiveinf", "negativeinf"))
+        finite = self._raw_options.keys().isdisjoint(("positiveinf", "negativeinf"))
         yield from violations(parsed, self.schema, finite=finite)
 
     @property
@@ -302,31 +302,31 @@ class Csv(TextFormat):
         return [self._no_row, _MISFIT, *(reason for _, reason in _ENCODINGS)]
 
 
-def with_sound_options(spark: SparkSession, given: TextFormat) -> Format:
-    """Returns ``given``. Raises OptionError for an option that Spark refuses, or with which it raises for a
+def with_sound_options(spark: SparkSession, fmt: TextFormat) -> Format:
+    """Returns ``fmt``. Raises OptionError for an option that Spark refuses, or with which it raises for a
     broken body: it says so only where a body is parsed, and stops the query.
     """
-    key = (type(given), given.schema.json(), *sorted(given.options.items()))
-    if not given.options or key in _sound_options:
-        return given
-    error = _refusal(spark, given)
-    if error is not None and _refusal(spark, replace(given, options={})) is None:
-        each = {name: replace(given, options={name: value}) for name, value in given.options.items()}
+    key = (type(fmt), fmt.schema.json(), *sorted(fmt.options.items()))
+    if not fmt.options or key in _sound_options:
+        return fmt
+    error = _refusal(spark, fmt)
+    if error is not None and _refusal(spark, replace(fmt, options={})) is None:
+        each = {name: replace(fmt, options={name: value}) for name, value in fmt.options.items()}
         found = [name for name, alone in each.items() if _refusal(spark, alone) is not None]
-        shown = ", ".join(f"{name}={given.options[name]!r:.100}" for name in found or given.options)
+        options = ", ".join(f"{name}={fmt.options[name]!r:.100}" for name in found or fmt.options)
         raise OptionError(
-            f"Spark refuses {shown} of {given.function}: {error_summary(error)[:300]}",
+            f"Spark refuses {options} of {fmt.function}: {error_summary(error)[:300]}",
             "correct it, or leave it out",
         ) from None
     _sound_options.add(key)
-    return given
+    return fmt
 
 
-def _refusal(spark: SparkSession, given: TextFormat) -> Exception | None:
+def _refusal(spark: SparkSession, fmt: TextFormat) -> Exception | None:
     """What Spark raises for bodies of text; on the driver, without a job."""
     try:
         with unlogged():
-            parsed = [given.parsed(F.lit(text)) for text in given.probes()]
+            parsed = [fmt.parsed(F.lit(text)) for text in fmt.probes()]
             spark.sql("VALUES (0)").select(*parsed).collect()
     except Exception as error:
         return error

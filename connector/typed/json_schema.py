@@ -83,13 +83,13 @@ def validator(schema: RegisteredSchema) -> Validator:
 
 def _draft(schema: object) -> Any:
     """The class of validators for the draft that a schema names. Raises UnsupportedSchema."""
-    named = schema.get("$schema") if isinstance(schema, dict) else None
-    if named is None:
+    name = schema.get("$schema") if isinstance(schema, dict) else None
+    if name is None:
         return library().validators.Draft7Validator
-    found = library().validators.validator_for({"$schema": str(named)}, default=None)
+    found = library().validators.validator_for({"$schema": str(name)}, default=None)
     if found is None:
         raise UnsupportedSchema(
-            f"has the $schema {str(named)[:_LONGEST_PLACE]!r}, which is not a draft of JSON Schema"
+            f"has the $schema {str(name)[:_LONGEST_PLACE]!r}, which is not a draft of JSON Schema"
         )
     return found
 
@@ -153,8 +153,8 @@ def fault_of(check: Validator, body: bytes, schema: str) -> str | None:
             "look for a pattern or references in the schema that take exponential time",
         ) from None
     except library().unresolvable as missing:
-        named = encodable(missing.ref[:_LONGEST_PLACE])
-        return f"{schema} refers to {named!r}, which the registry does not have"
+        reference = encodable(missing.ref[:_LONGEST_PLACE])
+        return f"{schema} refers to {reference!r}, which the registry does not have"
     except RecursionError:
         return f"the body is nested too deeply, or {schema} refers to itself without an end"
     except ValueError as malformed:

@@ -169,27 +169,27 @@ def _binary(
     return Binary(name, found, over_columns(decoder, kind), prefix)
 
 
-def _message_of_set(given: object) -> tuple[RegisteredSchema, Indexes, StructType]:
+def _message_of_set(source: object) -> tuple[RegisteredSchema, Indexes, StructType]:
     try:
-        schema, indexes = of_set(*descriptor_of(given))
+        schema, indexes = of_set(*descriptor_of(source))
         return schema, indexes, read.columns_of(Descriptors.of(schema).at(indexes))
     except UnsupportedSchema as error:
         raise OptionError(f"the descriptor set {error}", "give another message, or another set") from None
 
 
-def _columns_of_subject(registry: SchemaRegistry, subject: str, given: StructType) -> StructType:
-    """``given``, which the first message of the newest schema has to have; if it is empty, all columns."""
+def _columns_of_subject(registry: SchemaRegistry, subject: str, columns: StructType) -> StructType:
+    """``columns``, which the first message of the newest schema has to have; if it is empty, all columns."""
     _, schema = registry.latest_serialized(subject)
     try:
         descriptor = Descriptors.of(schema).at(FIRST)
-        if not given.names:
+        if not columns.names:
             return read.columns_of(descriptor)
-        missing = [name for name in given.names if name not in descriptor.fields_by_name]
+        missing = [name for name in columns.names if name not in descriptor.fields_by_name]
         if missing:
             raise SchemaMismatch(f"the message {descriptor.full_name} has no field {missing[0]!r}")
-        read.reading(descriptor, given)
+        read.reading(descriptor, columns)
     except UnsupportedSchema as error:
         raise OptionError(f"the newest schema of subject {subject!r} {error}", "or name another") from None
     except SchemaMismatch as error:
         raise OptionError(f"subject {subject!r} does not fit the schema: {error}", "change a type") from None
-    return given
+    return columns

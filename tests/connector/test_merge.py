@@ -22,7 +22,7 @@ def plain(merge: Merge) -> str:
 
 
 def test_a_merge_has_the_clauses_of_deltas_builder_in_their_order() -> None:
-    merge = Merge.made(
+    merge = Merge.parse(
         "t.id = s.id",
         clauses=[
             When.not_matched_by_source("t.old").delete(),
@@ -48,14 +48,14 @@ def test_a_merge_has_the_clauses_of_deltas_builder_in_their_order() -> None:
 
 
 def test_update_insert_and_delete_are_short_for_clauses() -> None:
-    short = Merge.made("t.id = s.id -- by id", update=True, insert=True, delete="s.gone")
+    short = Merge.parse("t.id = s.id -- by id", update=True, insert=True, delete="s.gone")
     assert plain(short) == (
         "MERGE INTO x AS t USING v AS s ON (t.id = s.id -- by id) WHEN MATCHED AND (s.gone) THEN DELETE "
         "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
     )
     assert "-- by id\n)" in short.sql("x", "v"), "a comment does not reach beyond its expression"
     assert not short.acts_without_rows
-    assert Merge.made("true", insert={"n": "s.n"}).only_inserts
+    assert Merge.parse("true", insert={"n": "s.n"}).only_inserts
 
 
 class Column:
@@ -65,16 +65,16 @@ class Column:
 @pytest.mark.parametrize(
     ("made", "told"),
     [
-        (lambda: Merge.made("", update=True), "merge got on=''"),
-        (lambda: Merge.made(Column(), update=True), "give SQL over t and s"),  # type: ignore[arg-type]
-        (lambda: Merge.made("true"), "has no clause"),
-        (lambda: Merge.made("true", update=False, insert=None), "has no clause"),
-        (lambda: Merge.made("true", update=True, clauses=[When.matched().delete()]), "has both"),
-        (lambda: Merge.made("true", clauses=[When.matched()]), "give When.matched().update()"),
-        (lambda: Merge.made("true", update="s.n > 1"), "sets 's.n > 1'"),
-        (lambda: Merge.made("true", update={}), "sets {}"),
-        (lambda: Merge.made("true", update={"n": 1}), "update of column 'n' is 1, not SQL"),
-        (lambda: Merge.made("true", insert={"n": " "}), "insert of column 'n' has no expression"),
+        (lambda: Merge.parse("", update=True), "merge got on=''"),
+        (lambda: Merge.parse(Column(), update=True), "give SQL over t and s"),  # type: ignore[arg-type]
+        (lambda: Merge.parse("true"), "has no clause"),
+        (lambda: Merge.parse("true", update=False, insert=None), "has no clause"),
+        (lambda: Merge.parse("true", update=True, clauses=[When.matched().delete()]), "has both"),
+        (lambda: Merge.parse("true", clauses=[When.matched()]), "give When.matched().update()"),
+        (lambda: Merge.parse("true", update="s.n > 1"), "sets 's.n > 1'"),
+        (lambda: Merge.parse("true", update={}), "sets {}"),
+        (lambda: Merge.parse("true", update={"n": 1}), "update of column 'n' is 1, not SQL"),
+        (lambda: Merge.parse("true", insert={"n": " "}), "insert of column 'n' has no expression"),
         (lambda: When.matched(Column()), "a Column is not text"),  # type: ignore[arg-type]
         (lambda: When.matched().insert(), "use When.not_matched"),
         (lambda: When.not_matched().update(), "insert it"),

@@ -80,7 +80,7 @@ def case(random: random.Random) -> tuple[str, str, Merge]:
         clauses.append(When.not_matched(condition).insert(assigned))
     if random.random() < 0.2:
         clauses = [When.matched(condition).delete()]
-    return rows, name, Merge.made(on, clauses=clauses)
+    return rows, name, Merge.parse(on, clauses=clauses)
 
 
 def attempt(spark: SparkSession, rows: DataFrame, merge: Merge, table: str) -> list[str]:
@@ -215,7 +215,7 @@ def what_on_excludes(spark: SparkSession, tmp_path: Path, clauses: tuple[Clause,
     plain: dict[str, bool] = {}
     for number, on in enumerate(given):
         table = f"delta.`{shutil.copytree(template, f'{template}-{number}')}`"
-        merge = Merge.made(on, clauses=clauses)
+        merge = Merge.parse(on, clauses=clauses)
         found = Delta().check_change(spark, Delta().resolve(spark, table), nullable(rows.schema), merge)
         refused[on] = fails(found.ready(rows).collect)
         plain[on] = fails(lambda: spark.sql(merge.sql(table, "given_values")))  # noqa: B023
@@ -241,7 +241,7 @@ def test_keys_are_compared_as_on_compares_them(spark: SparkSession) -> None:
 
     def failing(kind: str, keys: Any, on: str) -> str:
         rows = spark.sql(f"SELECT {keys[0]} AS id, 1 AS n UNION ALL SELECT {keys[1]}, 2")
-        checked = Delta().check_change(spark, table, nullable(rows.schema), Merge.made(on, {"n": "s.n"}))
+        checked = Delta().check_change(spark, table, nullable(rows.schema), Merge.parse(on, {"n": "s.n"}))
         try:
             unique(checked.ready(rows), ["ID"], "keyed", checked.compared).collect()
         except Exception as error:
@@ -270,7 +270,7 @@ def test_an_expression_over_the_row_of_the_table_is_asked_about_without_an_error
     logger.addHandler(caplog.handler)
     spark.sql("CREATE TABLE asked (k STRING, n INT) USING delta")
     given = StructType.fromDDL("k STRING, n STRING")
-    merge = Merge.made("t.k = s.k AND t.n > 1", {"n": "t.n + s.n"})
+    merge = Merge.parse("t.k = s.k AND t.n > 1", {"n": "t.n + s.n"})
     try:
         checked = Delta().check_change(spark, Delta().resolve(spark, "asked"), given, merge)
         assert checked and not caplog.records

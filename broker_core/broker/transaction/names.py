@@ -85,8 +85,8 @@ class TransactionNames:
         return (self.heuristics.by_key.get(key) or self.outcomes[key]).state
 
     def has_ended(self, key: str, verb: str, by_hand: bool) -> bool:
-        """Returns whether it has ended as ``wanted``. ``by_hand``: as in ``end``. Raises HeuristicOutcome,
-        even if it ended as ``wanted``, and TransactionState if it ended otherwise.
+        """Returns whether it has ended as ``verb`` ends it. ``by_hand``: as in ``end``. Raises
+        HeuristicOutcome, even if it ended so, and TransactionState if it ended otherwise.
         """
         state = self.outcome(key)
         ended, name = state.removeprefix(HEURISTICALLY), name_of(key)

@@ -23,7 +23,7 @@ from broker_core.core import failpoint
 from connector.delta import log
 from connector.delta.after.transaction import DeltaCommitter, begun, last_version
 from connector.delta.before.staged_files import StagedFiles
-from connector.delta.commits import require_held, retried, was_committed
+from connector.delta.commits import require_commit, retried, was_committed
 from connector.delta.last_commit import LastCommit, LastCommits, commit_file
 from connector.delta.resolve import digest
 from connector.delta.table_files import TableFiles
@@ -101,7 +101,7 @@ class Adding:
         assert transaction is not None
         found: int | None = version
         if version < 0 or not self._read_back(spark, table, files, staged, once, transaction, version):
-            found = require_held(spark, table, once)
+            found = require_commit(spark, table, once)
         # 4
         _copy_deleted(files, places)
         failpoint.here("adding.complete")

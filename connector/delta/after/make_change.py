@@ -21,7 +21,7 @@ from broker_core.core.errors import OptionError
 from connector.delta.after import same_table
 from connector.delta.before.append_rows import fitted
 from connector.delta.before.fit import Fit, Known, fit
-from connector.delta.commits import require_held, retried, save, settings, was_committed
+from connector.delta.commits import require_commit, retried, save, settings, was_committed
 from connector.delta.isolated import isolated
 from connector.sql import plain, quoted
 from connector.tables.change import Change, Overwrite
@@ -69,7 +69,7 @@ def change(
     failpoint.here("changing.started")
     retried(write, limit_s)
     failpoint.here("changing.committed")
-    version = require_held(spark, table, once)
+    version = require_commit(spark, table, once)
     same_table.require_done_on(spark, table, once)
     return version
 

@@ -22,7 +22,7 @@ from broker_core.core.errors import OptionError
 from connector.delta import jvm
 from connector.delta.before.fit import Fit, Known, asserting, check_columns, check_void, fit, fit_new
 from connector.delta.before.rehearsal import evolved, merges_schema, rehearse
-from connector.delta.commits import creation, require_held, retried, save, was_committed
+from connector.delta.commits import creation, require_commit, retried, save, was_committed
 from connector.delta.isolated import isolated
 from connector.delta.table_files import DISK
 from connector.sql import nullable, quoted
@@ -100,7 +100,7 @@ def append(
     if table.exists and (version := was_committed(spark, table, once)) is not None:
         return version
     retried(write, limit_s)
-    return require_held(spark, table, once)
+    return require_commit(spark, table, once)
 
 
 def check_append(

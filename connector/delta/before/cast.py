@@ -20,7 +20,7 @@ def same(source: DataType, target: DataType) -> bool:
 
 
 def value(sql: str, source: DataType, target: DataType, cast: str = "try_cast", depth: int = 0) -> str:
-    """SQL for a value in the type ``wanted``; ``cast`` is the function that casts what is not nested."""
+    """SQL for a value in the type ``target``; ``cast`` is the function that casts what is not nested."""
     if same(source, target):
         return sql
     item = f"item{depth}"

@@ -170,11 +170,11 @@ def fit(table: str, schema: T.StructType, target: Known, partition_by: Sequence[
 
 def fit_new(table: str, schema: T.StructType, location: str, partition_by: Sequence[str]) -> Fit | None:
     """What is asked of rows of a table that does not exist yet, if anything."""
-    named = {name.lower() for name in partition_by if location.startswith(_LIMITED)}
+    partitions = {name.lower() for name in partition_by if location.startswith(_LIMITED)}
     conditions = tuple(
         _directory(table, column.name)
         for column in schema
-        if column.name.lower() in named and isinstance(column.dataType, T.StringType)
+        if column.name.lower() in partitions and isinstance(column.dataType, T.StringType)
     )
     return Fit({name: quoted(name) for name in schema.names}, {}, conditions) if conditions else None
 

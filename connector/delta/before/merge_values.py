@@ -228,7 +228,7 @@ def asserted(rows: DataFrame, clauses: tuple[Written, ...]) -> DataFrame:
     """The rows. Their execution fails for a row that the table would refuse."""
     for clause in clauses:
         names = rows.columns
-        kept = {f"{_ROW}{number}": name for number, name in enumerate(names)}
+        places = {f"{_ROW}{number}": name for number, name in enumerate(names)}
         values = [
             expr(f"CASE WHEN {clause.reached} THEN {enclosed(sql)} END").alias(name)
             for name, sql in clause.values.items()
@@ -238,21 +238,21 @@ def asserted(rows: DataFrame, clauses: tuple[Written, ...]) -> DataFrame:
             for number, (sql, _) in enumerate(clause.checks)
         }
         packed = rows.alias(SOURCE).select(
-            *(expr(f"{SOURCE}.{quoted(name)}").alias(place) for place, name in kept.items()),
+            *(expr(f"{SOURCE}.{quoted(name)}").alias(place) for place, name in places.items()),
             expr(clause.reached).alias(_REACHED),
-            *(asked.alias(name) for name, asked in asks.items()),
+            *(check.alias(name) for name, check in asks.items()),
             *values,
         )
         found = clause.fit
         fitted = packed.select(
-            *kept, _REACHED, *asks, *(expr(sql).alias(name) for name, sql in found.columns.items())
+            *places, _REACHED, *asks, *(expr(sql).alias(name) for name, sql in found.columns.items())
         )
         beside = fitted.select("*", *(expr(sql).alias(name) for name, sql in found.beside.items()))
-        first, *others = kept
+        first, *others = places
         texts = [(name, text) for name, (_, text) in zip(asks, clause.checks, strict=True)]
         conditions = [(f"NOT {_REACHED} OR ({sql})", text) for sql, text in (*texts, *found.conditions)]
         rows = beside.select(
-            expr(asserting(first, conditions)).alias(kept[first]),
-            *(expr(place).alias(kept[place]) for place in others),
+            expr(asserting(first, conditions)).alias(places[first]),
+            *(expr(place).alias(places[place]) for place in others),
         )
     return rows

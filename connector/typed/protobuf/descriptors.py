@@ -115,8 +115,8 @@ def of_set(message: str, data: bytes) -> tuple[RegisteredSchema, Indexes]:
     for each in files:
         found = _indexes(each, message)
         if found is not None:
-            named = tuple((other.name, _text(other)) for other in files)
-            schema = RegisteredSchema("PROTOBUF", (_text(each),), named)
+            files_by_name = tuple((other.name, _text(other)) for other in files)
+            schema = RegisteredSchema("PROTOBUF", (_text(each),), files_by_name)
             Descriptors.of(schema).at(found)
             return schema, found
     raise UnsupportedSchema(f"has no message {message!r}")
@@ -168,7 +168,7 @@ def _add(
         if name in (*open_, file.name):
             raise UnsupportedSchema(f"has a file that imports itself: {name[:100]}")
         if name not in added:
-            found = files.get(name) or _known(name)
+            found = files.get(name) or _well_known(name)
             if found is None:
                 # it may be imported for options only, which no value needs
                 found = library().files.FileDescriptorProto(name=name)
@@ -178,7 +178,7 @@ def _add(
     added.add(file.name)
 
 
-def _known(name: str) -> FileDescriptorProto | None:
+def _well_known(name: str) -> FileDescriptorProto | None:
     """A file that is not registered, because everybody has it; None if it is not such a one."""
     file = library().files.FileDescriptorProto()
     if name == _DECIMAL:

@@ -92,7 +92,7 @@ def wrapped(field: Field) -> Field | None:
     return None
 
 
-def known(field: Field) -> T.DataType | None:
+def well_known_type(field: Field) -> T.DataType | None:
     """The type of Spark for a Timestamp or a Duration; None for others. A schema may declare its own of this
     name.
     """
@@ -148,7 +148,7 @@ class _Columns:
             raise UnsupportedSchema(f"has the group {field.full_name}: give the columns without it")
         if field.type != MESSAGE:
             return TYPES[field.type][1]
-        return known(field) or self.struct(field.message_type, within)
+        return well_known_type(field) or self.struct(field.message_type, within)
 
 
 def unknown(kind: T.DataType, path: str) -> str | None:
@@ -253,7 +253,7 @@ def _one(field: Field, kind: T.DataType, path: str) -> Reading:
     if within is not None:
         value = _one(within, kind, path)
         return lambda message: value(message.value)
-    if known(field) == kind:
+    if well_known_type(field) == kind:
         # microseconds since 1970; the library raises ValueError outside the years 1 to 9999
         is_time = isinstance(kind, T.TimestampType)
         return (lambda message: int(message.ToMicroseconds())) if is_time else _duration

@@ -113,7 +113,7 @@ def _one(field: read.Field, kind: T.DataType, path: str) -> Conversion:
     if of is not None:
         scalar = _scalar(of, kind, path)
         return lambda value: {"value": scalar(value)}
-    if read.known(field) == kind:
+    if read.well_known_type(field) == kind:
         return _timestamp if isinstance(kind, T.TimestampType) else _duration
     raise read.misfit(field, kind, path)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from connector.delta.log import CLOCKS_APART_MS, Commit, held, is_of
+from connector.delta.log import CLOCKS_APART_MS, Commit, find_commit, is_of
 
 DECIDED_MS = 10 * CLOCKS_APART_MS
 BATCH = {"app_id": "app", "sequence": 4, "token": "mine", "query_id": "q", "batch_id": 3}
@@ -42,7 +42,7 @@ def commit(version: int, timestamp_ms: int, metadata: dict[str, Any] | None = No
 def test_the_log_proves_a_batch_or_its_absence_or_says_that_it_cannot(
     history: list[Commit], answer: bool | None
 ) -> None:
-    assert held(iter(history), BATCH, DECIDED_MS * 1000).known is answer
+    assert find_commit(iter(history), BATCH, DECIDED_MS * 1000).exists is answer
 
 
 def test_a_commit_of_another_step_of_the_batch_is_not_that_of_this_one() -> None:

@@ -27,8 +27,8 @@ from tests.progress import wait_until
 pytestmark = pytest.mark.spark
 
 ON = "t.id = s.id"
-UPSERT = Merge.made(ON, update={"n": "t.n + s.n"}, insert=True)
-DELETE = Merge.made(ON, delete=True)
+UPSERT = Merge.parse(ON, update={"n": "t.n + s.n"}, insert=True)
+DELETE = Merge.parse(ON, delete=True)
 
 
 # -- each commit once ----------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def test_every_step_of_a_batch_is_one_commit_however_often_it_is_done(bench: Tab
         append,
         lambda once: bench.change(table, UPSERT, once, ("a", 10), ("c", 30)),
         lambda once: bench.change(table, DELETE, once, ("b", 0)),
-        lambda once: bench.change(table, Overwrite.made("n > 20", {}), once, ("x", 21), ("y", 22)),
+        lambda once: bench.change(table, Overwrite.parse("n > 20", {}), once, ("x", 21), ("y", 22)),
         append,
     ]
     versions = [act(bench.once(table, 1, step)) for step, act in enumerate(steps)]
@@ -77,11 +77,11 @@ def test_a_change_without_effect_is_done_too_and_not_repeated(bench: TableBench)
     """What matches later belongs to somebody else."""
     table = bench.create("lake")
     bench.insert(table, ("a", 1), ("b", 2))
-    sweep = Merge.made(ON, clauses=[When.not_matched_by_source("t.n > 5").delete()])
+    sweep = Merge.parse(ON, clauses=[When.not_matched_by_source("t.n > 5").delete()])
     changes: list[tuple[Change, list[Any]]] = [
-        (Merge.made(ON, update={"n": "-1"}), [("q", 0)]),
+        (Merge.parse(ON, update={"n": "-1"}), [("q", 0)]),
         (sweep, [("a", 0)]),
-        (Overwrite.made("n > 5", {}), []),
+        (Overwrite.parse("n > 5", {}), []),
     ]
     for step, (change, rows) in enumerate(changes):
         bench.change(table, change, bench.once(table, 1, step), *rows)
@@ -96,7 +96,7 @@ def test_a_merge_of_all_columns_does_the_same_when_it_names_them(bench: TableBen
     columns = "id STRING, `n.m` BIGINT, `a-b` STRUCT<x: INT, y: STRING>, `Ünit` STRING"
     star, named = (bench.create(name, columns) for name in ("star", "named"))
     rows = ("'a'", "'b'"), ("'b'", "'c'")
-    merge = Merge.made(ON, update=True, insert=True)
+    merge = Merge.parse(ON, update=True, insert=True)
     found = bench.found(named)
     context = bench.tables.context(bench.spark)
     settled = bench.tables.settled(found, ["ID", "n.m", "a-b", "ünit", "more"], merge, context)
@@ -116,7 +116,7 @@ def test_a_merge_of_all_columns_does_the_same_when_it_names_them(bench: TableBen
         return sorted(str(tuple(row)) for row in seen.collect())
 
     assert held(star) == held(named) and len(held(named)) == 3
-    evolves = Merge.made(ON, update=True, insert=True, evolves=True)
+    evolves = Merge.parse(ON, update=True, insert=True, evolves=True)
     assert bench.tables.settled(found, ["id"], evolves, context) == evolves
 
 
@@ -181,7 +181,7 @@ def test_a_number_of_another_batch_stops_and_is_found_before_the_decision_too(be
     with pytest.raises(CheckpointMismatch):
         bench.change(table, UPSERT, theirs, ("x", 0))
     with pytest.raises(CheckpointMismatch):
-        bench.change(table, Overwrite.made("true", {}), theirs, ("x", 0))
+        bench.change(table, Overwrite.parse("true", {}), theirs, ("x", 0))
     assert bench.rows(table) == [("a", 2)]
 
     def guard(app: str, decided: int) -> None:
@@ -202,7 +202,7 @@ def test_what_cannot_fit_is_refused_by_its_schema_and_a_row_when_it_is_executed(
     before = bench.versions(table)
     rows = bench.given(("a", 1), (None, 2))(bench.spark)
     doubled = rows.selectExpr("id AS ID", "id")
-    merge = Merge.made("t.n = s.n", update=True, insert=True)
+    merge = Merge.parse("t.n = s.n", update=True, insert=True)
     refused: list[tuple[Any, str]] = [
         (
             lambda: bench.check(table, rows.selectExpr("id", "1 AS added")),
@@ -210,15 +210,15 @@ def test_what_cannot_fit_is_refused_by_its_schema_and_a_row_when_it_is_executed(
         ),
         (lambda: bench.check(table, rows.selectExpr("n AS id")), "column 'id' is int, not string: cast it"),
         (lambda: bench.check(table, doubled), "column 'id' occurs twice"),
-        (lambda: bench.check(table, rows, Merge.made("t.no = s.id", delete=True)), "no"),
-        (lambda: bench.check(table, rows, Merge.made(ON, update={"no": "1"})), "no"),
-        (lambda: bench.check(table, rows, Overwrite.made("no > 1", {})), "no"),
+        (lambda: bench.check(table, rows, Merge.parse("t.no = s.id", delete=True)), "no"),
+        (lambda: bench.check(table, rows, Merge.parse(ON, update={"no": "1"})), "no"),
+        (lambda: bench.check(table, rows, Overwrite.parse("no > 1", {})), "no"),
         (lambda: bench.check(only, rows, DELETE), "append-only"),
         (lambda: bench.check(table, rows).ready(rows).collect(), "'id' is NOT NULL and has a null"),
         (lambda: bench.check(table, rows, merge).ready(rows).collect(), "'id' is NOT NULL and has a null"),
         (
             lambda: (
-                bench.check(table, rows, Overwrite.made("n > 1", {})).ready(rows.where("n = 1")).collect()
+                bench.check(table, rows, Overwrite.parse("n > 1", {})).ready(rows.where("n = 1")).collect()
             ),
             "outside of what is overwritten",
         ),
@@ -231,7 +231,7 @@ def test_what_cannot_fit_is_refused_by_its_schema_and_a_row_when_it_is_executed(
     # what passes
     wide = rows.where("id = 'a'").selectExpr("id", "CAST(n AS BIGINT) AS n", "7 AS added")
     assert tuple(bench.check(table, wide, mergeSchema="true").ready(wide).collect()[0]) == ("a", 1, 7)
-    assert len(bench.check(only, rows, Merge.made(ON, insert=True)).ready(rows).collect()) == 2
+    assert len(bench.check(only, rows, Merge.parse(ON, insert=True)).ready(rows).collect()) == 2
     assert bench.rows(table) == [] and bench.versions(table) == before
 
 
