@@ -26,7 +26,7 @@ from txmq import cli
 
 SIZES = '''
 from __future__ import annotations
-from typing import Optional
+from typing import TYPE_CHECKING, Annotated, Optional, Union
 from broker_core.core.errors import PreconditionFailed
 from broker_core.server.amqp.handlers.handler import Handler
 
@@ -41,6 +41,19 @@ class Sizes(Handler):
         if header.size > self.given[0]:
             raise PreconditionFailed(f"more than {self.given[0]} bytes")
         return header
+
+if TYPE_CHECKING:
+    from nowhere import Unknown
+
+Count = int
+
+class Typed(Handler):
+    """Types that are the same as plain ones, and one that no name says at runtime."""
+
+    def __init__(self, alias: Count = 0, union: Union[None, int] = None, late: Optional["float"] = None,
+                 note: Annotated[bool, "a flag"] = False, first: None | int = None, several: int | str = "",
+                 unknown: Unknown = None):
+        self.given = alias, union, late, note, first, several, unknown
 
 class Plain(Handler):
     """It has no constructor."""
@@ -87,6 +100,14 @@ def test_options_come_as_the_constructor_says(modules: Path, name: str) -> None:
     options = "most=3", "strict=true", "share=0.5", "text=a=b", "rate=2", "least=7"
     assert given([name], *options) == [(3, True, 0.5, "a=b", 2.0, 7)]
     assert given([name], "most=3", "most=4", "text=") == [(4, False, None, "", 1.5, None)]
+
+
+def test_a_type_is_what_the_annotation_means_and_not_how_it_is_written(modules: Path) -> None:
+    names = "alias", "union", "late", "first", "several", "unknown"
+    found = given(["sizes:Typed"], "note=true", *(f"{name}=3" for name in names))
+    assert found == [(3, 3, 3.0, True, 3, "3", "3")]
+    with pytest.raises(OptionError, match="give a whole number"):
+        load(["sizes:Typed"], ["alias=x"])
 
 
 def test_an_option_is_for_each_handler_that_takes_it_or_for_one_by_name(modules: Path) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
+from types import NoneType, SimpleNamespace
+from typing import get_args, get_type_hints
 
 from broker_core.core.errors import OptionError
 from broker_core.server.amqp.handlers.handler import Handler
 
 GROUP = "txmq.handlers"  # the entry points of packages: NAME = "module:Class"
-_TYPE = re.compile(r"(?:<class '|(?:typing\.)?Optional\[)?(\w+)(?:'>|\]| \| None)?")
-_PARSERS: Mapping[str, Callable[[str], object]] = {
-    "int": int,
-    "float": float,
-    "bool": lambda text: {"true": True, "false": False}[text],
+_PARSERS: Mapping[object, Callable[[str], object]] = {  # by type; all others are text
+    int: int,
+    float: float,
+    bool: lambda text: {"true": True, "false": False}[text],
 }
 
 
@@ -36,7 +36,7 @@ def load(names: Sequence[str], options: Sequence[str]) -> tuple[Handler, ...]:
             text = f"no handler takes --handler-option '{option}'"
             raise OptionError(text, f"write KEY=VALUE; {'; '.join(takes) or 'name one with --handler'}")
         for at in takers:
-            arguments[at][key] = _parsed(option, value, parameters[at][key])
+            arguments[at][key] = _parsed(option, value, _type(classes[at], parameters[at][key]))
     found: list[Handler] = []
     for name, kind, keywords, usage in zip(names, classes, arguments, takes):
         try:
@@ -68,13 +68,22 @@ def _class(name: str) -> type[Handler]:
     return kind
 
 
-def _parsed(option: str, value: str, parameter: inspect.Parameter) -> object:
-    """By its annotation, or the type of its default: int, float, bool; text for all others."""
-    default, annotation = parameter.default, parameter.annotation
-    found = _TYPE.fullmatch(str(type(default) if annotation is parameter.empty else annotation))
-    word = found[1] if found is not None else ""
+def _type(kind: type[Handler], parameter: inspect.Parameter) -> object:
+    """Of its annotation, without None, or of its default. Text where it has no meaning at runtime."""
+    if parameter.annotation is parameter.empty:
+        return type(parameter.default)
+    alone = SimpleNamespace(__annotations__={"": parameter.annotation})
     try:
-        return _PARSERS.get(word, str)(value)
+        hint = get_type_hints(alone, getattr(kind.__init__, "__globals__", {}))[""]
+    except Exception:  # an annotation may be any expression
+        return str
+    others = [each for each in get_args(hint) if each is not NoneType]
+    return others[0] if NoneType in get_args(hint) and len(others) == 1 else hint
+
+
+def _parsed(option: str, value: str, kind: object) -> object:
+    try:
+        return _PARSERS.get(kind, str)(value)
     except (KeyError, ValueError):
-        one = {"bool": "true or false", "int": "a whole number"}.get(word, "a number")
+        one = "true or false" if kind is bool else "a whole number" if kind is int else "a number"
         raise OptionError(f"--handler-option '{option}' has a wrong value", f"give {one}") from None
