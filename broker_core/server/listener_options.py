@@ -6,13 +6,13 @@ Invariant: a broker that other hosts can reach has TLS, or the option that allow
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker_core.core.address import parse_listen
 from broker_core.core.errors import OptionError
+from broker_core.server.access.throttle import parse_ip
 from broker_core.server.tls import TlsOptions
 
 LOOPBACK = "127.0.0.1"
@@ -66,6 +66,4 @@ def is_loopback(host: str) -> bool:
         found = {each[4][0] for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError:
         return False
-    return bool(found) and all(
-        ipaddress.ip_address(str(each).partition("%")[0]).is_loopback for each in found
-    )
+    return bool(found) and all(parse_ip(str(each).partition("%")[0]).is_loopback for each in found)

@@ -14,7 +14,6 @@ unknown user costs the same as a wrong password, and its refusal has the same te
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import logging
 import os
 import threading
@@ -32,7 +31,7 @@ from broker_core.core.errors import LoginRefused
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.identity import Identity
 from broker_core.server.access.login_queue import Login, LoginQueue
-from broker_core.server.access.throttle import FREE, Throttle
+from broker_core.server.access.throttle import FREE, Throttle, parse_ip
 
 logger = logging.getLogger("txmq.access")
 
@@ -289,8 +288,6 @@ def remember(answers: OrderedDict[_Key, str], key: _Key, stored: str) -> None:
 @lru_cache(1000)
 def is_loopback(address: str) -> bool:
     try:
-        parsed = ipaddress.ip_address(address)
+        return parse_ip(address).is_loopback
     except ValueError:
         return False
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return (mapped or parsed).is_loopback

@@ -9,9 +9,9 @@ have failed often enough. The failures of an address do not slow down a user who
 
 from __future__ import annotations
 
-import ipaddress
 from collections import OrderedDict
 from hashlib import blake2b
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 ADDRESSES = 4096
 SLOTS = 1024
@@ -135,13 +135,16 @@ class Throttle:
         return int.from_bytes(digest, "big") % SLOTS
 
 
+def parse_ip(address: str | bytes) -> IPv4Address | IPv6Address:
+    """Of IPv4 even where a socket of IPv6 has it. Raises ValueError."""
+    parsed = ip_address(address)
+    return (parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None) or parsed
+
+
 def network_of(address: str) -> str:
     """What counts as one address: one household of IPv6 has 2**64."""
     try:
-        parsed = ipaddress.ip_address(address)
+        parsed = parse_ip(address)
     except ValueError:
         return address[:64]
-    if isinstance(parsed, ipaddress.IPv6Address):
-        mapped = parsed.ipv4_mapped
-        return str(mapped) if mapped else str(ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))
-    return str(parsed)
+    return str(parsed if parsed.version == 4 else ip_network((int(parsed) >> 64 << 64, 64)))

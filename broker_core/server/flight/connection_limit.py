@@ -21,7 +21,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from broker_core.broker.access.shares import Shares
-from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer, plain
+from broker_core.server.access.throttle import parse_ip
+from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer
 from broker_core.server.quotas import Quota, UserLimit, flight_connection, sockets
 
 logger = logging.getLogger("txmq.flight")
@@ -231,6 +232,6 @@ def peer_of(name: str) -> Peer | None:
     host, _, port = rest.rpartition(":")
     host = host.replace("%5B", "").replace("%5D", "").strip("[]").partition("%")[0]
     try:
-        return Peer(plain(host), int(port)) if kind in ("ipv4", "ipv6") else None
+        return Peer(str(parse_ip(host)), int(port)) if kind in ("ipv4", "ipv6") else None
     except ValueError:
         return None

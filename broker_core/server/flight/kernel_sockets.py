@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import ipaddress
 import os
 import re
 import resource
@@ -18,6 +17,8 @@ import stat
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
+
+from broker_core.server.access.throttle import parse_ip
 
 _SOCK_DIAG, _BY_FAMILY, _DUMP, _DONE, _ERROR = 4, 20, 0x301, 3, 2
 _ESTABLISHED = 1 << 1
@@ -166,11 +167,4 @@ def _connected(family: socket.AddressFamily, message: bytes) -> Connected:
         if kind == _INFO and size >= 4 + _RECEIVED_AT + 8:
             (received,) = struct.unpack_from("=Q", rest, 4 + _RECEIVED_AT)
         rest = rest[max(size + 3 & ~3, 4) :]
-    return Connected(Peer(plain(raw), port), inode, received)
-
-
-def plain(address: bytes | str) -> str:
-    """One text for each address: of IPv4 even where a socket of IPv6 has it."""
-    parsed = ipaddress.ip_address(address)
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return str(mapped or parsed)
+    return Connected(Peer(str(parse_ip(raw)), port), inode, received)
