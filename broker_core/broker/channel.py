@@ -377,7 +377,7 @@ def _check_consumers(channel: Channel, queue: Queue, size_bytes: int) -> None:
     if shares.over(user, count + 1, QUEUE_CONSUMERS) > 0:
         mine = sum(each.channel.who.user == user for each in queue.consumers)
         shares.require(CONSUMERS, user, mine, count, QUEUE_CONSUMERS, [queue.vhost])
-    mine, total = shares.consumers[user] + size_bytes - 1, shares.consumers.total() + size_bytes - 1
+    mine, total = shares.consumers[user] + size_bytes - 1, shares.consumer_bytes + size_bytes - 1
     shares.require(CONSUMER_BYTES, user, mine, total, MOST_CONSUMER_BYTES, [queue.vhost])
 
 

@@ -13,8 +13,7 @@ connections, channels, calls, parts   is refused (``server/quotas.py``)
 outcomes, commits and ids of channels loses the oldest of its own, and nobody another's
 ====================================  ===============================================================
 
-Not here: what is counted, which is where it changes, by the records that the catalog has; so a restart counts
-the same.
+Not here: what is counted, which is where it changes, by the records of the catalog, as after a restart.
 Invariant: what a user has is never taken away because a share became smaller. It gets no more.
 """
 
@@ -65,12 +64,15 @@ class Shares:
     def __init__(self, users: Users) -> None:
         self._users = users
         self.fraction = SHARE
-        self.consumers = Counter[str]()  # bytes, by user
+        self.consumers, self.consumer_bytes = Counter[str](), 0  # bytes: by user, and of all
 
     def count(self, undo: Undo, user: str, consumer_bytes: int) -> None:
         """So much more is the user's in consumers; below 0: less."""
         undo.item(self.consumers, user)
-        self.consumers[user] += consumer_bytes
+        undo.attribute(self, "consumer_bytes")
+        self.consumer_bytes += consumer_bytes
+        if (left := self.consumers.pop(user, 0) + consumer_bytes) > 0:  # who has none takes no memory
+            self.consumers[user] = left
 
     def most(self, user: str, total: int) -> int:
         """Returns how much of ``total`` the user may have; "": the owner of the data directory."""

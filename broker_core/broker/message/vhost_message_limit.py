@@ -26,9 +26,8 @@ class VhostMessageLimit:
     def check(self, transaction: Transaction) -> None:
         """Raises PreconditionFailed for what does not fit as a whole. What it settles makes room."""
         leaving = _by_vhost(self._virtual_hosts, _leaving(transaction))
-        for topology, more in _by_vhost(
-            self._virtual_hosts, _arriving(self._virtual_hosts, transaction)
-        ).items():
+        arriving = _by_vhost(self._virtual_hosts, _arriving(self._virtual_hosts, transaction))
+        for topology, more in arriving.items():
             rest = topology.tally.total - leaving.get(topology, 0)
             if more > topology.max_messages - rest:
                 raise PreconditionFailed(
@@ -47,13 +46,12 @@ class VhostMessageLimit:
             for topology in arriving:
                 if topology not in room:
                     room[topology] = topology.max_messages - topology.tally.total + leaving.get(topology, 0)
-            if all(more <= room[topology] for topology, more in arriving.items()):
-                for topology, more in arriving.items():
-                    room[topology] -= more
-                admitted.append(publish)
-            else:
+            fits = all(more <= room[topology] for topology, more in arriving.items())
+            for topology, more in arriving.items() if fits else ():
+                room[topology] -= more
+            if not fits:
                 rejected.append(index)
-                admitted.append(Publish(publish.message, (), False))
+            admitted.append(publish if fits else Publish(publish.message, (), False))
         return admitted
 
 

@@ -30,7 +30,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 
 def taken(served: Served) -> int:
-    return served.broker.state.names.shares.consumers.total()
+    shares = served.broker.state.names.shares
+    assert shares.consumer_bytes == sum(shares.consumers.values()) and all(shares.consumers.values())
+    return shares.consumer_bytes
 
 
 def consume(client: Peer, channel: int, tag: str, queue: str = "q") -> None:
