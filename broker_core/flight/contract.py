@@ -276,11 +276,8 @@ def _chosen(kinds: tuple[object, ...], origins: tuple[object, ...]) -> object:
     unions of scalars.
     """
     for kind in kinds:
-        if get_origin(kind) in origins or (
-            dict in origins and isinstance(kind, type) and dataclasses.is_dataclass(kind)
-        ):
-            return kind
-        if dict in origins and hasattr(kind, "_fields"):
+        of_fields = dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")
+        if get_origin(kind) in origins or (dict in origins and of_fields):
             return kind
     return object
 
@@ -415,16 +412,19 @@ def decode_batch(rows: pa.Buffer) -> pa.RecordBatch:
 
 # -- errors --------------------------------------------------------------------------------------------------
 
-# Flight appends remarks to a text; this separates them from ours.
-END = "\n"
+END = "\n"  # Flight appends remarks to a text; this separates them from ours
+TEXT_BYTES = 2_000  # three times as many on their way at most; gRPC refuses answers with 8 kB of it, or 16
 
 
 def error_text(error: BaseException) -> str:
-    """The text to send: of a TxmqError, or of one that describes another exception."""
-    if isinstance(error, errors.TxmqError):
-        return str(error).replace("\n", " ") + END
-    text = f"the broker failed: {type(error).__name__}: {errors.one_line(error)}"
-    return str(errors.TxmqError(text)) + END
+    """The text to send: of a TxmqError, or of one that describes another exception. A long one loses its
+    middle: class, first words and advice arrive.
+    """
+    if not isinstance(error, errors.TxmqError):
+        error = errors.TxmqError(f"the broker failed: {type(error).__name__}: {errors.one_line(error)}")
+    text, half = str(error).replace("\n", " ").encode(errors="backslashreplace"), TEXT_BYTES // 2
+    cut = text if len(text) <= TEXT_BYTES else text[:half] + b" ... " + text[-half:]
+    return cut.decode(errors="ignore") + END
 
 
 def error_from(error: BaseException) -> errors.TxmqError | None:

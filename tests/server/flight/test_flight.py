@@ -23,6 +23,7 @@ from broker_core.client.broker import BrokerClient, connect
 from broker_core.core import endpoint, errors
 from broker_core.engine import START, BranchHeader, Engine, Limit, Origin, ReadTicket, StagedBranch
 from broker_core.launcher import Broker
+from broker_core.node.engine import EmbeddedEngine
 from broker_core.server.listener_options import ListenerOptions
 from tests.progress import wait_until
 from tests.server.conftest import MicroBatch, Served, bodies, fill
@@ -256,6 +257,26 @@ def test_error_crosses_as_the_same_class_with_the_same_text(served: Served) -> N
             channel.tx_commit()
         with client.channel() as channel, pytest.raises(errors.ExchangeNotFound):
             channel.publish(b"", exchange="nowhere")
+
+
+@pytest.mark.parametrize("piece", ["x", "名", "%", "\0", "\ud800"])
+@pytest.mark.parametrize("count", [1_000, 3_000, 10_000, 1_000_000])
+def test_the_class_of_an_error_arrives_however_long_its_text_is(
+    piece: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an action and in a stream, with its first words and its advice."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise errors.CheckpointMismatch(f"the first words {piece * count}", "the advice")
+
+    monkeypatch.setattr(EmbeddedEngine, "logs", refused)
+    monkeypatch.setattr(EmbeddedEngine, "browse", refused)
+    with Broker.open(tmp_path / "data") as broker, BrokerClient(broker.url) as client:
+        for call in (lambda: client.logs(["q"]), lambda: list(client.browse([("q", 0, 1)]))):
+            with pytest.raises(errors.CheckpointMismatch) as caught:
+                call()
+            assert caught.value.message.startswith("the first words")
+            assert caught.value.message.endswith(": the advice")
 
 
 def test_publish_that_fails_in_a_transaction_closes_the_channel_and_nothing_is_committed(
