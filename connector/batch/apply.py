@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from connector.tables.commit_id import CommitId
 from connector.tables.table import Table, is_path
 from connector.tables.table_format import Attempt, Rows, TableFormat, Writing
 
+log = logging.getLogger("txmq")
 NOTED_CHARACTERS = 500  # of an error, for an operator
 _TABLES_AT_ONCE = 8
 
@@ -111,7 +113,7 @@ class DecidedBatch:
     versions: dict[str, int] = field(default_factory=dict)
 
     def apply_side_by_side(self, tables: list[Numbered]) -> None:
-        """Raises the error of the first table that has one, when all have ended."""
+        """Raises the error of the first table that has one, when all have ended, and logs those of others."""
         context = ThreadContext(self.spark)
 
         def table(steps: Numbered) -> None:
@@ -120,8 +122,14 @@ class DecidedBatch:
 
         with ThreadPoolExecutor(min(len(tables), _TABLES_AT_ONCE), "txmq-apply") as pool:
             ended = [pool.submit(table, steps) for steps in tables]
-        for each in ended:
-            each.result()
+        found = zip(tables, (each.exception() for each in ended), strict=True)
+        failed = [(steps, error) for steps, error in found if error is not None]
+        for steps, error in failed[1:]:
+            if not is_interruption(error):
+                about = steps[0][1][0].target["table"], self.entry.sequence, self.entry.app_id
+                log.error("table %r has not taken batch %d of app %r: %s", *about, error_summary(error))
+        for _, error in failed[:1]:
+            raise error
 
     def apply(self, steps: Numbered) -> None:
         """The steps of one table."""
@@ -139,12 +147,11 @@ class DecidedBatch:
         try:
             yield
         except Exception as error:
-            found = cause(error)
-            text = error_summary(error) if found is None else found.summary
+            found, entry = cause(error), self.entry
+            text = (error_summary(error) if found is None else found.summary)[:NOTED_CHARACTERS]
             if not getattr(found, "retriable", False) and not is_interruption(error):
                 with contextlib.suppress(TxmqError):  # the error itself says what is to be known
-                    branches, entry = _branches(parts), self.entry
-                    self.engine.note(entry.app_id, entry.sequence, branches, REFUSED, text[:NOTED_CHARACTERS])
+                    self.engine.note(entry.app_id, entry.sequence, _branches(parts), REFUSED, text)
             raise
 
     def rows(self, spark: SparkSession, parts: Sequence[ToApply]) -> DataFrame:
@@ -222,16 +229,12 @@ class DecidedBatch:
             refused = RefusedLetters(self.engine, to.removeprefix(TO_QUEUE), self.entry, parts)
         rows = RowByRow(self._batches(parts), schema, ready)
         taken = rows.taken(spark, refused)
-
-        def frame(session: SparkSession) -> DataFrame:
-            return staging.no_rows(session, schema) if taken is None else rows.frame(session, taken)
-
         version = None
         if changes:
-            version = self._change(spark, table, parts, once, frame)
+            version = self._change(spark, table, parts, once, lambda session: rows.frame(session, taken))
         elif taken is not None:
             version = tables.append(
-                spark, table, lambda session: ready(frame(session)), once, _writing(parts)
+                spark, table, lambda session: ready(rows.frame(session, taken)), once, _writing(parts)
             )
         failpoint.here("rows.applied")
         if any(map(target.is_files, parts)):
@@ -245,7 +248,6 @@ class DecidedBatch:
         return self.tables.change(spark, table, change, rows, once, context)
 
     def _append(self, spark: SparkSession, table: Table, parts: list[ToApply], once: CommitId) -> int | None:
-        about = parts[0].target
         of_files = [part for part in parts if target.is_files(part)]
         of_rows = [part for part in parts if not target.is_files(part)]
         rows = (lambda session: self.rows(session, of_rows)) if of_rows else None
@@ -253,7 +255,7 @@ class DecidedBatch:
             return self.tables.append(spark, table, rows, once, _writing(parts))
         branches = [(part, self.engine.read_branches(part.branches)) for part in of_files]
         version = self.tables.add(spark, table, branches, rows, once, _writing(parts).options)
-        self._clear(about["location"], once)
+        self._clear(parts[0].target["location"], once)
         return version
 
     def _clear(self, location: str, once: CommitId) -> None:
@@ -273,9 +275,8 @@ class DecidedBatch:
             if target.is_files(part):
                 files = self.tables.exported_files(part, batches)
                 if gone := files.missing():
-                    raise NotApplied(
-                        f"{len(gone)} of {len(files)} data files are gone ({gone[0]})", target.LOST
-                    )
+                    lost = f"{len(gone)} of {len(files)} data files are gone ({gone[0]})"
+                    raise NotApplied(lost, target.LOST)
                 batches = files.rows()
             yield from batches
 

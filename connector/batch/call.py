@@ -46,9 +46,7 @@ def require_ended(returned: object, function: str) -> None:
 
 
 def running_query(batch: DataFrame) -> tuple[str, str]:
-    """(query, run) of the calling thread; on Spark Connect, of the process, which is one of a run. Raises
-    OptionError if it has none.
-    """
+    """(query, run) of the thread; over Connect, of the process, which is one of a run. Raises OptionError."""
     spark = batch.sparkSession
     if is_connect(spark):
         process = os.getpid(), spark.session_id  # type: ignore[attr-defined]

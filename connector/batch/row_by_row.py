@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from broker_core.core import failpoint
 from broker_core.core.errors import NotApplied, OptionError, cause
 from connector.errors import error_summary, is_interruption
+from connector.stream.staging import no_rows
 
 MOST_REFUSED = 1000  # each takes some Spark jobs to find
 
@@ -67,8 +68,8 @@ class RowByRow:
         left = [number for number in range(rows.num_rows) if number not in gone]
         return rows.take(left) if left else None
 
-    def frame(self, spark: SparkSession, rows: pa.Table) -> DataFrame:
-        return spark.createDataFrame(rows, self._schema)
+    def frame(self, spark: SparkSession, rows: pa.Table | None) -> DataFrame:
+        return no_rows(spark, self._schema) if rows is None else spark.createDataFrame(rows, self._schema)
 
     def _refused(self, spark: SparkSession, rows: pa.Table, first: int) -> Iterator[tuple[int, str]]:
         """The refused ones of ``rows``, by their numbers, which begin at ``first``: halves of halves."""
@@ -85,8 +86,7 @@ class RowByRow:
                 if found > MOST_REFUSED:
                     raise NotApplied(
                         f"the table refuses more than {MOST_REFUSED} rows",
-                        "repair the table, or skip the whole operation: `txmq app skip APP SEQUENCE --to "
-                        "DIR`",
+                        "repair the table, or skip all of it: `txmq app skip APP SEQUENCE --to DIR`",
                     )
                 yield each
 
