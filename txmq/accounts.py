@@ -47,14 +47,10 @@ def _accounts(options: Options) -> RemoteAccounts:
     return RemoteAccounts(client_at(options))
 
 
-@command(
-    "user add",
-    "add a user without permissions",
-    *BROKER,
-    NAME,
-    option("--tag", "TAG", TAGS, multiple=True),
-    PASSWORD,
-)
+TAG = option("--tag", "TAG", TAGS, multiple=True)
+
+
+@command("user add", "add a user without permissions", *BROKER, NAME, TAG, PASSWORD)
 def _add(options: Options) -> int:
     accounts = _accounts(options)
     first = all(user.source == "default" for user in accounts.users())
@@ -130,15 +126,17 @@ def _set_topic(options: Options) -> int:
 
 @command(
     "app chown",
-    "give an app to another user",
+    "give an app to another user, also one before its first run",
     *BROKER,
     argument("APP", shell_complete=app_names),
     argument("OWNER", value="USER"),
 )
 def _give_app(options: Options) -> int:
-    app, user = options.app, options.owner
-    _accounts(options).give_app(app, user)
-    return done(options, f"app {app} belongs to user {user}", app=app, user=user)
+    app, user, accounts = options.app, options.owner, _accounts(options)
+    ran = accounts.client.app(app) is not None
+    accounts.give_app(app, user)
+    text = f"app {app} belongs to user {user}" + ("" if ran else ": no such app has run so far")
+    return done(options, text, app=app, user=user, ran=ran)
 
 
 @command(

@@ -22,11 +22,11 @@ class RemoteAccounts:
     """
 
     def __init__(self, client: BrokerClient) -> None:
-        self._client = client
+        self.client = client
         self._vhost = client.address.vhost
 
     def users(self) -> list[UserInfo]:
-        return self._client.administer(list[UserInfo], "users")
+        return self.client.administer(list[UserInfo], "users")
 
     def add_user(self, name: str, password: str, tags: Sequence[str] = ()) -> None:
         """A user without permissions. It ends the default user."""
@@ -44,7 +44,7 @@ class RemoteAccounts:
         self._do("delete_user", name=name)
 
     def permissions(self) -> list[PermissionInfo]:
-        return self._client.administer(list[PermissionInfo], "permissions")
+        return self.client.administer(list[PermissionInfo], "permissions")
 
     def set_permissions(self, user: str, configure: str, write: str, read: str) -> None:
         """Regular expressions, for names of queues and exchanges; "" is none, ".*" all."""
@@ -69,18 +69,18 @@ class RemoteAccounts:
 
     def export_definitions(self) -> Exported:
         """Of all virtual hosts, with the hashes of passwords."""
-        return self._client.administer(Exported, "export_definitions")
+        return self.client.administer(Exported, "export_definitions")
 
     def import_definitions(self, definitions: Mapping[str, object], *, check: bool = False) -> Imported:
         """All or nothing; ``check``: only what would be done. What names no virtual host is for that of the
         client. Raises PreconditionFailed and others too, where something is there in another form.
         """
-        return self._client.administer(
+        return self.client.administer(
             Imported, "import_definitions", definitions=definitions, vhost=self._vhost, check=check
         )
 
     def _do(self, word: str, **arguments: Any) -> None:
-        self._client.administer(type(None), word, **arguments)
+        self.client.administer(type(None), word, **arguments)
 
 
 class RemoteVhosts:
@@ -89,32 +89,32 @@ class RemoteVhosts:
     """
 
     def __init__(self, client: BrokerClient) -> None:
-        self._client = client
+        self.client = client
 
     def vhosts(self) -> list[VhostInfo]:
-        return self._client.administer(list[VhostInfo], "vhosts")
+        return self.client.administer(list[VhostInfo], "vhosts")
 
     def add_vhost(self, name: str, **limits: int | None) -> None:
         """``limits``: max_queues, max_connections, max_messages; None: no limit."""
-        self._client.administer(type(None), "add_vhost", name=name, **limits)
+        self.client.administer(type(None), "add_vhost", name=name, **limits)
 
     def limit_vhost(self, name: str, **limits: int | None) -> None:
         """Changes the limits that are given; -1: none."""
-        self._client.administer(type(None), "limit_vhost", name=name, **limits)
+        self.client.administer(type(None), "limit_vhost", name=name, **limits)
 
     def delete_vhost(self, name: str) -> None:
         """With its queues, exchanges, permissions and apps; its connections are closed."""
-        self._client.administer(type(None), "delete_vhost", name=name)
+        self.client.administer(type(None), "delete_vhost", name=name)
 
     def policies(self, vhost: str | None = None) -> list[PolicyRecord]:
         """Those of one virtual host, or of all."""
-        return self._client.administer(list[PolicyRecord], "policies", vhost=vhost)
+        return self.client.administer(list[PolicyRecord], "policies", vhost=vhost)
 
     def set_policy(self, name: str, pattern: str, definition: dict[str, object], **where: Any) -> None:
         """``where``: vhost, apply_to, priority, operator (limits beside all others)."""
-        self._client.administer(
+        self.client.administer(
             type(None), "set_policy", name=name, pattern=pattern, definition=definition, **where
         )
 
     def delete_policy(self, name: str, *, vhost: str = VHOST, operator: bool = False) -> None:
-        self._client.administer(type(None), "delete_policy", name=name, vhost=vhost, operator=operator)
+        self.client.administer(type(None), "delete_policy", name=name, vhost=vhost, operator=operator)

@@ -4,6 +4,7 @@ touches. Ids are known to everybody here: mallory is told each query, token and 
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -260,6 +261,7 @@ def test_an_administrator_gives_an_app_to_another_user(
     assert claimed(of(ANN), "app", {"in": START}) == {"in": 1}
     data = ("--data", str(tmp_path / "data"))
     assert main(["app", "chown", "app", MALLORY, *data]) == 0
+    assert capsys.readouterr().out == f"app app belongs to user {MALLORY}\n"
     refused(lambda: of(ANN).last_entry("app"), ANN)
     assert of(MALLORY).last_entry("app") is None
     assert main(["app", "chown", "app", "unknown", *data]) != 0
@@ -267,6 +269,24 @@ def test_an_administrator_gives_an_app_to_another_user(
     broker.accounts.give_app("app", ANN)
     assert of(ANN).app("app") is not None
     refused(lambda: of(MALLORY).app("app"))
+
+
+def test_an_app_that_is_given_away_before_its_first_run_is_said_to_be_none_yet(
+    broker: Broker,
+    of: Callable[[str], BrokerClient],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is a reservation, or a name that was mistyped."""
+    chown = ["app", "chown", "ahead", ANN, "--data", str(tmp_path / "data")]
+    assert main(chown) == 0
+    assert capsys.readouterr().out == f"app ahead belongs to user {ANN}: no such app has run so far\n"
+    assert main([*chown, "--json"]) == 0 and not json.loads(capsys.readouterr().out)["ran"]
+    put(broker, "in")
+    refused(lambda: of(MALLORY).claim("ahead", ["hers"], {"hers": START}, Limit(), Origin(), "fail"))
+    assert claimed(of(ANN), "ahead", {"in": START}) == {"in": 1}
+    assert main(chown) == 0
+    assert capsys.readouterr().out == f"app ahead belongs to user {ANN}\n"
 
 
 def test_the_app_of_a_deleted_user_is_for_administrators_alone(
