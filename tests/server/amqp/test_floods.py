@@ -7,7 +7,9 @@ Not here: seconds (``flood_p99_ms`` of the bench), and turns within one packet (
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -298,6 +300,47 @@ def test_turns_are_shorter_where_the_commit_behind_them_takes_long(caused: float
         clock[0] += caused * took[-1]
     share = max(TURN_S / (1 + caused), SHARE_S)
     assert took[-1] == pytest.approx(share, rel=0.2, abs=2e-5)
+
+
+class _Rotating(_Taker):
+    """Each turn replaces as many objects as it makes, as 25,000 channels do whose publishes wait in line: the
+    collector, which counts what is made less what is freed, would come when all of them are new.
+    """
+
+    def __init__(self, clock: list[float]) -> None:
+        super().__init__(clock, 2 * SHARE_S)
+        self.line: deque[list[object]] = deque([[]] for _ in range(100_000))
+
+    def turn(self, ends: float) -> bool:
+        for _ in range(1000):
+            self.line.popleft()
+            self.line.append([[]])
+        return super().turn(ends)
+
+
+def test_the_collector_never_has_more_to_look_at_than_comes_within_two_turns() -> None:
+    clock = [0.0]
+    loop = _Loop()
+    line = Turns(loop, lambda: clock[0], lambda: clock[0])  # type: ignore[arg-type]
+    young: list[int] = []
+
+    def looks(phase: str, _about: object) -> None:
+        if phase == "start":
+            young.append(len(gc.get_objects(generation=0)))
+
+    line.come(_Rotating(clock))
+    gc.collect()
+    gc.callbacks.append(looks)
+    before = gc.get_threshold()
+    gc.set_threshold(5_000, 1, 5_000)  # as ``serve`` does
+    try:
+        for _ in range(50):
+            loop.iterate()
+        young.append(len(gc.get_objects(generation=0)))  # which the next one would look at
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(looks)
+    assert max(young) < 40_000, young
 
 
 @pytest.mark.parametrize("caused", [0.0, 4.0, 100.0])
