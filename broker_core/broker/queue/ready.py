@@ -195,12 +195,12 @@ class Ready:
 
     def let_go_all(self, parts: Sequence[Sequence[int]]) -> None:
         """Stops holding the held entries of the parts, which are sorted and do not overlap."""
-        held = self.held
-        if sum(end - start for start, end in parts) <= len(held):
-            gone = [offset for start, end in parts for offset in range(start, end) if offset in held]
+        unacked = self.held
+        if sum(end - start for start, end in parts) <= len(unacked):
+            gone = [offset for start, end in parts for offset in range(start, end) if offset in unacked]
         else:
             starts = [start for start, _ in parts]
-            gone = [at for at in held if starts[0] <= at < parts[bisect_right(starts, at) - 1][1]]
+            gone = [at for at in unacked if starts[0] <= at < parts[bisect_right(starts, at) - 1][1]]
         if gone:
             self._let_go(gone)
 
@@ -278,16 +278,16 @@ def _in_order(ready: Ready) -> bool:
     return ready.ranks is None and not ready._progress.owner
 
 
-def _without(parts: Sequence[Sequence[int]], held: Sequence[int]) -> list[list[int]]:
-    """Returns [start, end) of ``parts`` without the offsets in ``held``; both are sorted."""
+def _without(parts: Sequence[Sequence[int]], offsets: Sequence[int]) -> list[list[int]]:
+    """Returns [start, end) of ``parts`` without ``offsets``; both are sorted."""
     found: list[list[int]] = []
     place = 0
     for start, end in parts:
-        place = bisect_left(held, start, place)
-        while place < len(held) and held[place] < end:
-            if start < held[place]:
-                found.append([start, held[place]])
-            start = held[place] + 1
+        place = bisect_left(offsets, start, place)
+        while place < len(offsets) and offsets[place] < end:
+            if start < offsets[place]:
+                found.append([start, offsets[place]])
+            start = offsets[place] + 1
             place += 1
         if start < end:
             found.append([start, end])
@@ -303,17 +303,17 @@ def purgeable(ready: Ready, start: int, end: int, most: int) -> tuple[list[list[
     """Returns at most ``most`` parts from ``start`` on that a purge settles, neither settled nor held, and
     where to go on: at ``end``, which is not above the visible end, there are no more.
     """
-    progress, held, requeued = ready._progress, ready.held, ready._requeued
+    progress, unacked, requeued = ready._progress, ready.held, ready._requeued
     start = max(start, progress.floor)
     if _in_order(ready):
         start = max(start, requeued.first()[0] if requeued.total else ready._cursor)
     if start >= end:
         return [], end
-    if len(held) > _LOOKED_AT and start <= max(held):
+    if len(unacked) > _LOOKED_AT and start <= max(unacked):
         end = min(end, start + _LOOKED_AT)
-        held = held.intersection(range(start, end))
+        unacked = unacked.intersection(range(start, end))
     parts, end = progress.holes.outside_some(start, end, most)
-    parts = _without(parts, sorted([at for at in held if at >= start]))
+    parts = _without(parts, sorted([at for at in unacked if at >= start]))
     return (parts[:most], parts[most - 1][1]) if len(parts) > most else (parts, end)
 
 

@@ -2,7 +2,7 @@
 reserved in it.
 
 Not here: the limits (``broker/message/messages.py``).
-Invariant: ``sizes`` has each unsettled entry, ``total`` is their sum, and ``held`` and ``claimed`` are the
+Invariant: ``sizes`` has each unsettled entry, ``total`` is their sum, and ``unacked`` and ``claimed`` are the
 sums of the held and the claimed ones. ``sizes`` is None for a queue without the limit, or not measured yet.
 """
 
@@ -14,29 +14,29 @@ from broker_core.core.undo import Undo
 
 
 class Room:
-    __slots__ = ("_saved", "_undo", "claimed", "held", "kept", "kept_bytes", "sizes", "total")
+    __slots__ = ("_saved", "_undo", "claimed", "kept", "kept_bytes", "sizes", "total", "unacked")
 
     def __init__(self, undo: Undo) -> None:
         self._undo = undo
         self._saved = 0  # ``Undo.work`` when the sums were last saved
         self.sizes: dict[int, int] | None = None  # body sizes
         self.total = 0
-        self.held = 0
+        self.unacked = 0
         self.claimed = 0
         self.kept = 0  # messages that prepared transactions will enqueue
         self.kept_bytes = 0
 
     def _save(self) -> None:
         self._saved = self._undo.work
-        self._undo.append((self._put_back, self.total, self.held, self.claimed))
+        self._undo.append((self._put_back, self.total, self.unacked, self.claimed))
 
-    def _put_back(self, total: int, held: int, claimed: int) -> None:
-        self.total, self.held, self.claimed = total, held, claimed
+    def _put_back(self, total: int, unacked: int, claimed: int) -> None:
+        self.total, self.unacked, self.claimed = total, unacked, claimed
 
     @property
     def ready_bytes(self) -> int:
-        """Returns the bytes of entries that are neither held nor claimed."""
-        return self.total - self.held - self.claimed
+        """Returns the bytes of entries that no channel holds and no app claims."""
+        return self.total - self.unacked - self.claimed
 
     def keep(self, messages: int, size_bytes: int) -> None:
         """Reserves room for a prepared transaction; negative numbers release it."""
@@ -79,8 +79,8 @@ class Room:
         if self._saved != self._undo.work:
             self._save()
         within = range(start, end)
-        asked, there = (within, sizes) if len(within) <= len(sizes) else (sizes, within)  # the fewer
-        settled = {offset: sizes[offset] for offset in asked if offset in there}
+        fewer, others = (within, sizes) if len(within) <= len(sizes) else (sizes, within)
+        settled = {offset: sizes[offset] for offset in fewer if offset in others}
         self._undo.append((sizes.update, settled))
         for first, last in claimed:
             self.claimed -= self.of(range(first, last))
@@ -91,18 +91,18 @@ class Room:
     def hold(self, offsets: Iterable[int]) -> None:
         if self._saved != self._undo.work:
             self._save()
-        self.held += self.of(offsets)
+        self.unacked += self.of(offsets)
 
     def let_go(self, offsets: Iterable[int]) -> None:
         if self._saved != self._undo.work:
             self._save()
-        self.held -= self.of(offsets)
+        self.unacked -= self.of(offsets)
 
-    def measure(self, held: Iterable[int], claimed: Iterable[Sequence[int]]) -> None:
+    def measure(self, unacked: Iterable[int], claimed: Iterable[Sequence[int]]) -> None:
         """Sums up the sizes of held and claimed entries, after all sizes are known."""
         if self._saved != self._undo.work:
             self._save()
-        self.held = self.of(held)
+        self.unacked = self.of(unacked)
         self.claimed = sum(self.of(range(start, end)) for start, end in claimed)
 
     def claim(self, ranges: Iterable[Sequence[int]]) -> None:
