@@ -9,7 +9,7 @@ import datetime
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -19,8 +19,10 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadLimit  # Spark 4.2; tests import this module on 4.1
 
 BODY_BYTES = 100
 BATCH_ROWS = 16_384

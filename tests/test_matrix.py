@@ -122,6 +122,24 @@ def test_each_name_of_the_matrix_has_tests_that_make_test_runs() -> None:
     assert [name for name in named if not any(test.startswith(name) for test in run)] == []
 
 
+@pytest.mark.slow
+def test_each_file_of_the_matrix_is_imported_where_spark_has_no_read_limits() -> None:
+    """As on Spark 4.1, which has no ``pyspark.sql.streaming.datasource``: what a conftest imports counts too."""
+    files = sorted({name for names in matrix.JOBS.values() for name in names})
+    without = (
+        "import sys, pytest, pyspark.sql.datasource; sys.modules['pyspark.sql.streaming.datasource'] = None"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        f"{without}; sys.exit(pytest.main(sys.argv[1:]))",
+        "-q",
+        "--collect-only",
+    ]
+    told = subprocess.run([*command, *files], cwd=matrix.ROOT, capture_output=True, text=True)
+    assert told.returncode == 0, (told.stdout + told.stderr)[-2000:]
+
+
 def test_make_soak_ends_with_the_matrix() -> None:
     assert _commands("soak")[-1] == ".venv/bin/python -m tests.matrix"
 
