@@ -187,7 +187,7 @@ class InternalFault(ConnectionException):
     def of(cls, error: Exception) -> InternalFault:
         found = cls(
             "the operation failed by a defect of the broker, and nothing of it was done: report it with the "
-            f"broker's log; the broker goes on ({type(error).__name__}: {one_line(error)})"
+            f"broker's log; the broker continues ({type(error).__name__}: {one_line(error)})"
         )
         found.__cause__ = error
         return found

@@ -162,5 +162,5 @@ def _require_all(
         raise DataLoss(
             f"messages of {log!r} from offset {at} on are gone, and the range {start} to {end} names them: "
             "they were acknowledged by a newer checkpoint or lost with an older data directory. Use the "
-            "newest checkpoint, or set failOnDataLoss=false to go on without them"
+            "newest checkpoint, or set failOnDataLoss=false to continue without them"
         )

@@ -145,7 +145,7 @@ def passing(path: Path) -> Iterator[None]:
 def _shortage(path: Path, why: str) -> ResourceShortage:
     return ResourceShortage(
         f"{path} cannot be used now ({why}), and nothing was done",
-        "try again; the broker goes on when there are files and memory again",
+        "try again; the broker continues when there are files and memory again",
     )
 
 

@@ -327,7 +327,7 @@ def test_definitions_of_more_bindings_than_one_call_takes_are_imported_in_files(
 def test_a_limit_that_is_reached_on_the_way_says_how_far_the_import_came(tmp_path: Path) -> None:
     document = {**MANY, "vhosts": [{"name": "sales", "limits": [["max-queues", 120]]}]}
     with Broker.open(tmp_path / "data") as broker:
-        with pytest.raises(TxmqError, match=r"limit.*1 of 5 pieces are imported: the same import goes on"):
+        with pytest.raises(TxmqError, match=r"limit.*1 of 5 pieces are imported: the same import continues"):
             broker.accounts.import_definitions(document)
         broker.vhosts.limit_vhost("sales", max_queues=200)
         broker.accounts.import_definitions(MANY)

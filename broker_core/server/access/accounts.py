@@ -228,7 +228,7 @@ class Accounts(Audited):
             return self._broker.run(work)
         except TxmqError as error:
             if number:
-                error.message += f" ({number} of {pieces} pieces are imported: the same import goes on)"
+                error.message += f" ({number} of {pieces} pieces are imported: the same import continues)"
             raise
 
     def _change(self, change_users: Changes, word: str, **what: Any) -> None:

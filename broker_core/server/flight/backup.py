@@ -77,7 +77,7 @@ def _pieces(broker: LocalBroker, stopping: threading.Event) -> Iterator[pa.Recor
         ) from error
     except (OSError, sqlite3.Error) as error:
         raise ResourceShortage(
-            f"the backup was given up: {one_line(error)}", "the broker goes on; try again"
+            f"the backup was given up: {one_line(error)}", "the broker continues; try again"
         ) from error
     yield _piece("", contract.encode(contract.Manifest(files)))
 
