@@ -91,10 +91,13 @@ def _commands(target: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def _collected(*words: str) -> set[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", *words]
-    told = subprocess.run(command, cwd=matrix.ROOT, capture_output=True, text=True)
-    assert told.returncode == 0, told.stdout[-2000:]
+def _collected(*words: str, before: str = "pass") -> set[str]:
+    """Of a run of its own, which counts no process of this one as left behind. ``before``: statements before pytest."""
+    program = f"import sys, pytest; {before}; sys.exit(pytest.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "-q", "--collect-only", *words]
+    own = {name: value for name, value in os.environ.items() if name != "TXMQ_TEST_RUN"}
+    told = subprocess.run(command, cwd=matrix.ROOT, env=own, capture_output=True, text=True)
+    assert told.returncode == 0, (told.stdout + told.stderr)[-2000:]
     return {line for line in told.stdout.splitlines() if "::" in line}
 
 
@@ -126,18 +129,8 @@ def test_each_name_of_the_matrix_has_tests_that_make_test_runs() -> None:
 def test_each_file_of_the_matrix_is_imported_where_spark_has_no_read_limits() -> None:
     """As on Spark 4.1, which has no ``pyspark.sql.streaming.datasource``: what a conftest imports counts too."""
     files = sorted({name for names in matrix.JOBS.values() for name in names})
-    without = (
-        "import sys, pytest, pyspark.sql.datasource; sys.modules['pyspark.sql.streaming.datasource'] = None"
-    )
-    command = [
-        sys.executable,
-        "-c",
-        f"{without}; sys.exit(pytest.main(sys.argv[1:]))",
-        "-q",
-        "--collect-only",
-    ]
-    told = subprocess.run([*command, *files], cwd=matrix.ROOT, capture_output=True, text=True)
-    assert told.returncode == 0, (told.stdout + told.stderr)[-2000:]
+    without = "import pyspark.sql.datasource; sys.modules['pyspark.sql.streaming.datasource'] = None"
+    assert _collected(*files, before=without)
 
 
 def test_make_soak_ends_with_the_matrix() -> None:
