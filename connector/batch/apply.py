@@ -275,8 +275,8 @@ class DecidedBatch:
             if target.is_files(part):
                 files = self.tables.exported_files(part, batches)
                 if gone := files.missing():
-                    lost = f"{len(gone)} of {len(files)} data files are gone ({gone[0]})"
-                    raise NotApplied(lost, target.LOST)
+                    number = f"{len(gone)} of {len(files)}"
+                    raise NotApplied(f"{number} data files are gone ({gone[0]})", target.LOST)
                 batches = files.rows()
             yield from batches
 
