@@ -1,10 +1,11 @@
-"""backlog_rss_mb, backlog_open_s: ten million waiting messages."""
+"""backlog_rss_mb, backlog_open_s: ten million waiting messages. many_messages_*: a hundred million."""
 
 from __future__ import annotations
 
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -13,7 +14,7 @@ from bench.broker import fill, serving
 from bench.report import Figure, note
 from txmq import BrokerClient
 
-MESSAGES = 10_000_000
+MESSAGES, MANY = 10_000_000, 100_000_000
 COMMIT_ROWS = 1_000_000
 OPENS = 3
 OPEN = """
@@ -30,31 +31,40 @@ def rss_mb(pid: int) -> float:
 
 
 def backlog(folder: Path) -> list[Figure]:
-    data = folder / "backlog"
-    with serving(data) as served:
-        idle = rss_mb(served.pid)
-        with BrokerClient(served.url) as client:
-            with client.channel() as channel:
-                channel.queue_declare("orders")
-            for _ in range(MESSAGES // COMMIT_ROWS):
-                fill(client, "", "orders", COMMIT_ROWS)
-            messages = next(queue.messages for queue in client.queues() if queue.name == "orders")
-            assert messages == MESSAGES
-        filled = rss_mb(served.pid)
-    opened = []
-    for _ in range(OPENS):
-        done = subprocess.run(
-            [sys.executable, "-c", OPEN, str(data)], check=True, capture_output=True, text=True
-        )
-        opened.append(float(done.stdout))
-    with serving(data) as served, BrokerClient(served.url) as client:
-        assert next(queue.messages for queue in client.queues() if queue.name == "orders") == MESSAGES
-        reopened = rss_mb(served.pid)
-    note(
-        f"backlog: rss empty {idle:.0f} MB, after filling {filled:.0f} MB, opened again {reopened:.0f} MB; "
-        f"opens {opened}"
-    )
-    return [
-        Figure("backlog_rss_mb", round(max(filled, reopened), 1), "MB"),
-        Figure("backlog_open_s", round(statistics.median(opened), 3), "s"),
-    ]
+    grown = grow(folder / "backlog", [MESSAGES])
+    return [Figure("backlog_rss_mb", *grown[0]), Figure("backlog_open_s", *grown[1])]
+
+
+def many_messages(folder: Path) -> list[Figure]:
+    grown = grow(folder / "many", [MANY // 8, MANY // 4, MANY // 2, MANY])
+    return [Figure("many_messages_rss_mb", *grown[0]), Figure("many_messages_open_s", *grown[1])]
+
+
+def grow(data: Path, counts: Sequence[int]) -> tuple[tuple[float, str], tuple[float, str]]:
+    """Fills a queue up to each of ``counts``. Returns the largest resident size of the broker at the last one, and
+    the time to open it.
+    """
+    there = 0
+    for count in counts:
+        with serving(data) as served:
+            with BrokerClient(served.url) as client:
+                with client.channel() as channel:
+                    channel.queue_declare("orders")
+                for first in range(there, count, COMMIT_ROWS):
+                    fill(client, "", "orders", min(COMMIT_ROWS, count - first))
+                assert _waiting(client) == count
+            filled = rss_mb(served.pid)
+        there = count
+        opened = []
+        for _ in range(OPENS):
+            command = [sys.executable, "-c", OPEN, str(data)]
+            opened.append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+        with serving(data) as served, BrokerClient(served.url) as client:
+            assert _waiting(client) == count
+            reopened = rss_mb(served.pid)
+        note(f"{count:,} messages: rss after filling {filled:.0f} MB, opened again {reopened:.0f} MB; opens {opened}")
+    return (round(max(filled, reopened), 1), "MB"), (round(statistics.median(opened), 3), "s")
+
+
+def _waiting(client: BrokerClient) -> int:
+    return next(queue.messages for queue in client.queues() if queue.name == "orders")
