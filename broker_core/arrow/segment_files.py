@@ -16,7 +16,7 @@ import xxhash
 
 from broker_core.message.message import Location
 
-KEPT_FILES = 16
+MAPPED_FILES = 2  # at a time: their pages count as memory of a Spark worker
 
 
 class SegmentFiles:
@@ -53,6 +53,6 @@ class SegmentFiles:
         file = pa.memory_map(path)
         found = (file, pa.ipc.read_schema(file))
         self._mapped[path] = found
-        if len(self._mapped) > KEPT_FILES:
+        if len(self._mapped) > MAPPED_FILES:
             self._mapped.popitem(last=False)
         return found

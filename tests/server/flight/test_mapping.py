@@ -1,7 +1,9 @@
-"""Mapped files: verified, mapped again when they have grown, and None whenever something is wrong."""
+"""Mapped files: verified, few at a time, mapped again when they have grown, and None whenever something is wrong."""
 
 from __future__ import annotations
 
+import gc
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from broker_core.arrow.segment_files import SegmentFiles
+from broker_core.arrow.segment_files import MAPPED_FILES, SegmentFiles
 from broker_core.message.message import Location
 
 BATCH = pa.record_batch({"n": [1, 2, 3]})
@@ -38,6 +40,17 @@ def test_file_that_was_removed_is_readable_while_it_is_mapped(tmp_path: Path) ->
     (tmp_path / "1.arrow").unlink()
     assert files.read(location) == BATCH
     assert SegmentFiles(str(tmp_path)).read(location) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="maps of a process are read from /proc")
+def test_a_reader_of_many_files_has_two_of_them_mapped_whatever_it_has_yielded(tmp_path: Path) -> None:
+    """A large micro-batch is read from many; mapped pages count as memory of the worker."""
+    files = SegmentFiles(str(tmp_path))
+    locations = [_append(tmp_path / f"{number}.arrow") for number in range(20)]
+    for location in [*locations, *locations]:
+        assert files.read(location) == BATCH
+        gc.collect()
+        assert Path("/proc/self/maps").read_text().count(str(tmp_path)) <= MAPPED_FILES == 2
 
 
 @pytest.mark.parametrize(
