@@ -58,6 +58,8 @@ MEASURES: dict[str, Callable[[Path], list[Figure]]] = {
     "many_queues_declare_ms": scale.many_queues,
     "many_queues_confirm_p99_ms": scale.many_queues,
     "many_queues_start_s": scale.many_queues,
+    "many_apps_ns": scale.many_apps,
+    "large_batch_mb": scale.large_batch,
     "amqp_tx_1": amqp.amqp_tx_1,
     "amqp_tx_1x32": amqp.amqp_tx_1x32,
     "amqp_tx_100": amqp.amqp_tx_100,

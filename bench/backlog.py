@@ -41,8 +41,8 @@ def many_messages(folder: Path) -> list[Figure]:
 
 
 def grow(data: Path, counts: Sequence[int]) -> tuple[tuple[float, str], tuple[float, str]]:
-    """Fills a queue up to each of ``counts``. Returns the largest resident size of the broker at the last one, and
-    the time to open it.
+    """Fills a queue up to each of ``counts``. Returns the largest resident size of the broker at the last one
+    and the time to open it.
     """
     there = 0
     for count in counts:
@@ -62,7 +62,7 @@ def grow(data: Path, counts: Sequence[int]) -> tuple[tuple[float, str], tuple[fl
         with serving(data) as served, BrokerClient(served.url) as client:
             assert _waiting(client) == count
             reopened = rss_mb(served.pid)
-        note(f"{count:,} messages: rss after filling {filled:.0f} MB, opened again {reopened:.0f} MB; opens {opened}")
+        note(f"{count:,} messages: rss {filled:.0f} MB, opened again {reopened:.0f} MB; opens {opened}")
     return (round(max(filled, reopened), 1), "MB"), (round(statistics.median(opened), 3), "s")
 
 

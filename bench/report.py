@@ -58,6 +58,8 @@ GOALS = {
     "many_queues_declare_ms": Goal("ratio", 1.5, 1.1, less_is_better=True),
     "many_queues_confirm_p99_ms": Goal("value", 20, 10, less_is_better=True),
     "many_queues_start_s": Goal("value", 3, 1.5, less_is_better=True),
+    "many_apps_ns": Goal("ratio", 1.5, 1.1, less_is_better=True),
+    "large_batch_mb": Goal("ratio", 1.5, 1.1, less_is_better=True),
     "amqp_tx_1": Goal("ratio", 1, 3),
     "amqp_tx_1x32": Goal("ratio", 1, 3),
     "amqp_tx_100": Goal("ratio", 1.5, 5),
