@@ -187,17 +187,17 @@ class Decider:
         """Publishes what is staged as a batch write, and records ``rows`` in the ledger entry. Returns what
         is recorded. Raises UnknownTransaction, MissingBranch, Unroutable.
         """
-        places, batch = parse(staged), (self._app, sequence, set(branches))
+        receipts, batch = parse(staged), (self._app, sequence, set(branches))
 
         def attempt() -> str:
             # 1. what was recorded before, by whom ever
-            self._fenced.fence(timeout_ms(places))
+            self._fenced.fence(timeout_ms(receipts))
             self._decisions.learn(self._refreshed())
             there = noted(self._ledger, *batch, REFUSED_ROWS)
             if there is not None:
                 return there
             # 2. the rows and the record, in one transaction
-            won, at_us = require(places, token, None), time.time_ns() // 1000
+            won, at_us = require(receipts, token, None), time.time_ns() // 1000
             require_routable(won)
             _, changes = self._decisions.trial(
                 lambda changes: note(self._ledger, changes, *batch, REFUSED_ROWS, at_us, rows)
