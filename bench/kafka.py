@@ -30,6 +30,7 @@ import txmq
 from bench.broker import fanout, fill, serving
 from bench.kafka_codec import codec_figures
 from bench.kafka_server import cluster, spark_kafka_jars
+from bench.latency import table_latency
 from bench.report import Figure, against, emit, note, piped, table
 from bench.session import session
 from bench.streams import rate, ready, run
@@ -329,6 +330,7 @@ MEASURES: Mapping[str, Callable[[Rig], Iterator[Figure]]] = {
     "chain": chain,
     "foreach_batch": foreach_batch,
     "embedded": embedded,
+    "table_latency": table_latency,
 }
 
 

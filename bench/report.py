@@ -91,6 +91,11 @@ GOALS = {
     "kafka_chain_p95_ms": Goal("ratio", 1.3, 1, less_is_better=True),
     "latency_p50_ms": Goal("ratio", 1.2, 1, less_is_better=True),
     "latency_p95_ms": Goal("ratio", 1.2, 1, less_is_better=True),
+    **{
+        f"table_latency_{rate}_p{percent}_ms": Goal("ratio", 1, 0.25, less_is_better=True)
+        for rate in (100, 1_000, 10_000)
+        for percent in (50, 95, 99)
+    },
     "kafka_foreach_batch_rows": Goal("ratio", 1, 1.2),
     "tx_open_100k": Goal("ratio", 0.7, 0.9),
     "import_ms": Goal("value", 150, 75, less_is_better=True),
