@@ -271,18 +271,20 @@ class BrokerClient:
     unapplied = _word(Sink.unapplied)
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """As in the port; after a broken connection delivered batches, which never change, are skipped."""
+        """As in the port; after a broken connection delivered rows, which never change, are skipped."""
         delivered = 0
         patience = self._connection.patience()
         while True:
             live = self._connection.live(patience)
             try:
-                for number, batch in enumerate(_batches(live, contract.Ticket(branches=tuple(branches)))):
-                    if number < delivered:
-                        continue
-                    patience.renew()
-                    delivered += 1
-                    yield batch
+                passed = 0
+                for batch in _batches(live, contract.Ticket(branches=tuple(branches))):
+                    rows = batch.slice(min(max(delivered - passed, 0), batch.num_rows))
+                    passed += batch.num_rows
+                    if rows.num_rows:
+                        patience.renew()
+                        delivered = passed
+                        yield rows
                 return
             except FAILED as error:
                 self._connection.broken(live, error, patience)

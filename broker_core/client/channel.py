@@ -131,13 +131,8 @@ class RemoteChannel:
         closed: messages after one that failed are not committed without it.
         """
         encoded = properties.encode() if isinstance(properties, Properties) else properties
-        message: dict[str, object] = {
-            "body": body,
-            "exchange": exchange,
-            "routing_key": routing_key,
-            "properties": encoded,
-            "mandatory": mandatory,
-        }
+        message: dict[str, object] = {"body": body, "exchange": exchange, "routing_key": routing_key}
+        message |= {"properties": encoded, "mandatory": mandatory}
         if not (
             type(body) is type(encoded) is bytes
             and type(exchange) is type(routing_key) is str

@@ -99,7 +99,7 @@ def refusal(address: Address) -> Refusal:
 
 _CLOSED = Refusal(
     "it closes the connection after the handshake: if it verifies its clients, give options 'tlsCert' and "
-    "'tlsKey' a certificate that it trusts",
+    "'tlsKey' a certificate that it trusts, which has at most 7 kB with its chain",
     certain=False,  # a broker that ends does it too
 )
 

@@ -441,7 +441,8 @@ class EmbeddedEngine:
     def unapplied(self, app_id: str) -> list[LedgerEntry]:
         return self._look(lambda: [public_entry(entry) for entry in self._ledger.unapplied(app_id)])
 
-    def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def read_branches(self, branches: Sequence[str], skip: int = 0) -> Iterator[pa.RecordBatch]:
+        """``skip``: so many parts of each branch are left out."""
         for branch in branches:
             parts = self._look(self._branches.parts, branch)
             if not parts:  # an entry names only branches with rows
@@ -449,7 +450,7 @@ class EmbeddedEngine:
                     f"the rows of branch {branch} are gone: another driver of this query has applied them; "
                     "start the query again"
                 )
-            for part in parts:
+            for part in [part for part in parts if part.rows][skip:]:
                 if part.block_id:
                     try:
                         block = self._local.read_block(part.block_id)
@@ -461,7 +462,7 @@ class EmbeddedEngine:
                             "were read; start the query again"
                         ) from error
                     yield block
-                elif part.rows:
+                else:
                     yield inline_rows(part)
 
     def mark_applied(self, app_id: str, sequence: int, versions: Mapping[str, int] | None = None) -> None:
@@ -503,11 +504,8 @@ class EmbeddedEngine:
         self._do(partial(mark_mirrored, self._ledger), app_id, sequence)
 
     def last_entry(self, app_id: str) -> LedgerEntry | None:
-        def look() -> LedgerEntry | None:
-            last = self._ledger.last(app_id)
-            return public_entry(last) if last is not None else None
-
-        return self._look(look)
+        last = self._look(self._ledger.last, app_id)
+        return None if last is None else public_entry(last)
 
     def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
         return self._run(

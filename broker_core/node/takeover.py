@@ -26,16 +26,13 @@ def open_store(directory: str) -> DurableStore:
 
     Raises DataDirectoryLocked, which names the holder and its address; otherwise the errors of DurableStore.
     """
-    try:
-        return DurableStore(directory)
-    except errors.DataDirectoryLocked as locked:
-        if not _gives_up(directory):
-            raise _with_holder(directory, locked) from None
-    deadline = time.monotonic() + ENDING_S
+    deadline = 0.0
     while True:
         try:
             return DurableStore(directory)
         except errors.DataDirectoryLocked as locked:
+            if not deadline and _gives_up(directory):
+                deadline = time.monotonic() + ENDING_S
             if time.monotonic() > deadline:
                 raise _with_holder(directory, locked) from None
         time.sleep(LOOK_S)

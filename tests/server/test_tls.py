@@ -209,6 +209,23 @@ def test_a_broker_that_verifies_its_peers_serves_only_them(tmp_path: Path, autho
                 served.amqp(pair)
 
 
+@pytest.mark.parametrize(("names", "taken"), [(270, True), (340, False), (2_000, False)])
+def test_a_certificate_of_more_than_7_kilobytes_is_refused_by_grpc_with_the_reason(
+    names: int, taken: bool, tmp_path: Path, authority: Authority
+) -> None:
+    mine = authority.sign("client", *(f"name-{number:05}.example.com" for number in range(names)))
+    size = len(ssl.PEM_cert_to_DER_cert(Path(mine.cert).read_text()))
+    assert (size <= 7 * 1024) is taken
+    with encrypted(tmp_path, authority, ca=authority.ca, verify_peer=True) as served:
+        served.amqp(mine).close()
+        with served.client(pair=mine) as client:
+            if taken:
+                assert client.queues() == []
+            else:
+                with pytest.raises(errors.ConnectionFailed, match="at most 7 kB with its chain"):
+                    client.queues()
+
+
 @pytest.mark.parametrize("login_from", ["distinguished_name", "common_name"])
 def test_external_logs_in_the_user_of_the_certificate(
     tmp_path: Path, authority: Authority, login_from: str

@@ -11,9 +11,7 @@ from broker_core.flight.authorization import Basic, Bearer
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A user. ``owner``: a process that may read the data directory; it may do everything. Its ``user`` is
-    "".
-    """
+    """A user. ``owner``: a process that may read the data directory, and do all; its ``user`` is ""."""
 
     user: str
     owner: bool = False

@@ -56,9 +56,7 @@ class _Address:
 
 
 class Throttle:
-    """``salt`` keeps it secret which users share a counter. One thread at a time. ``network``: see
-    :func:`network_of`.
-    """
+    """``salt`` hides which users share a counter. For one thread. ``network``: see :func:`network_of`."""
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt

@@ -64,16 +64,8 @@ def _discard(command_permissions: CallPermissions, caller: Caller, args: Argumen
     _attempt(command_permissions, caller, args)
 
 
-def _look(what: str) -> Check:
-    return lambda _call_permissions, caller, _args: caller.look(what)
-
-
-def _operate(what: str) -> Check:
-    return lambda _call_permissions, caller, _args: caller.operate(what)
-
-
-def _administer(what: str) -> Check:
-    return lambda _call_permissions, caller, _args: caller.administer(what)
+def _tag(require: Callable[[Caller, str], None], what: str) -> Check:
+    return lambda _call_permissions, caller, _args: require(caller, what)
 
 
 def _note(command_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
@@ -105,66 +97,43 @@ def _enter(_call_permissions: CallPermissions, caller: Caller, _args: Arguments)
 
 ENGINE: dict[str, Check] = {
     "identity": _enter,
-    "logs": _queues("queues"),
-    "log_ids": _queues("logs"),
-    "available": _queues("logs"),
-    "offsets": _queues("queues"),
-    "wait": _queues("queues"),
+    **dict.fromkeys(("logs", "offsets", "wait"), _queues("queues")),
+    **dict.fromkeys(("log_ids", "available"), _queues("logs")),
     "claim": _app_and_queues("queues", "start"),
     "resolve": _app_and_queues("start", "end"),
     "count": _app_and_queues("ranges"),
     "dead_letter_route": lambda _, caller, args: caller.read([args["queue"]]),
     "ack": _app_and_queues("end"),
-    "open_batch": _app,
-    "commit_batch": _app,
+    **dict.fromkeys(("open_batch", "commit_batch", "unapplied", "mark_applied", "entries"), _app),
+    **dict.fromkeys(("unmirrored", "mark_mirrored", "last_entry", "app"), _app),
     "commit_branches": _attempt,
     "rollback_batch": _discard,
-    "unapplied": _app,
-    "mark_applied": _app,
-    "entries": _app,
-    "unmirrored": _app,
-    "mark_mirrored": _app,
-    "last_entry": _app,
-    "app": _app,
     "publish_refused": _refused,
     "resume": _resume,
-    "skip": _operate("the rows of other apps"),
+    "skip": _tag(Caller.operate, "the rows of other apps"),
     "note": _note,
-    "apps": _look("the list of apps"),
-    "staged_batches": _look("the list of staged batches"),
-    "release": _operate("the queues of other apps"),
+    "apps": _tag(Caller.look, "the list of apps"),
+    "staged_batches": _tag(Caller.look, "the list of staged batches"),
+    "release": _tag(Caller.operate, "the queues of other apps"),
 }
 ADMIN: dict[str, Check] = {
-    **{word: _look(f"the list of {word}") for word in LISTS},
-    "status": _look("the state of the broker"),
-    "close": _operate("the channels of others"),
-    "prepared": _look("the list of prepared transactions"),
-    "commit": _enter,
-    "rollback": _enter,
-    "rollback_all": _enter,
-    "forget": _enter,
-    "committed": _outcome,
-    "outcome": _outcome,
-    "recover": _outcome,
-    "call_took_place": _enter,
-    "transaction": _enter,  # what it shows depends on the permissions of each queue
-    "history": _enter,
-    "message": _enter,
-    "ledger": _enter,  # of the caller's apps; with a tag, of all
-    "give_up": _administer("the data directory"),
-    "skip_damaged": _administer("what is damaged"),
-    **dict.fromkeys(audited.ACCOUNTS, _administer("users, permissions and virtual hosts")),
+    **{word: _tag(Caller.look, f"the list of {word}") for word in LISTS},
+    "status": _tag(Caller.look, "the state of the broker"),
+    "close": _tag(Caller.operate, "the channels of others"),
+    "prepared": _tag(Caller.look, "the list of prepared transactions"),
+    **dict.fromkeys(("commit", "rollback", "rollback_all", "forget", "call_took_place"), _enter),
+    **dict.fromkeys(("committed", "outcome", "recover"), _outcome),
+    # what these show depends on the permissions of each queue, and is of the caller's apps but with a tag
+    **dict.fromkeys(("transaction", "history", "message", "ledger"), _enter),
+    "give_up": _tag(Caller.administer, "the data directory"),
+    "skip_damaged": _tag(Caller.administer, "what is damaged"),
+    **dict.fromkeys(audited.ACCOUNTS, _tag(Caller.administer, "users, permissions and virtual hosts")),
 }
 
 
 def _declare_exchange(_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
-    command_permissions.declare_exchange(
-        caller.rights,
-        caller.state.topology,
-        args["exchange"],
-        args.get("type", "direct"),
-        args.get("arguments") or {},
-    )
+    name, kind, arguments = args["exchange"], args.get("type", "direct"), args.get("arguments") or {}
+    command_permissions.declare_exchange(caller.rights, caller.state.topology, name, kind, arguments)
 
 
 def _declare_queue(_permissions: CallPermissions, caller: Caller, args: Arguments) -> None:
@@ -203,23 +172,18 @@ CHANNEL: dict[str, Check] = {
         caller.rights, args["exchange"]
     ),
     "queue_declare": _declare_queue,
-    "queue_bind": _bind,
-    "queue_unbind": _bind,
-    "queue_purge": _read,
+    **dict.fromkeys(("queue_bind", "queue_unbind"), _bind),
+    **dict.fromkeys(("queue_purge", "get", "get_at"), _read),
     "queue_delete": lambda _, caller, args: command_permissions.delete_queue(caller.rights, args["queue"]),
     "publish": _publish,
     "publish_all": _publish_all,
-    "get": _read,
-    "get_at": _read,
     **dict.fromkeys(("ack", "nack", "reject", "recover", "tx_select", "confirm_select"), _enter),
     **dict.fromkeys(("tx_timeout", "tx_current", "tx_commit", "tx_rollback", "prepare"), _enter),
 }
 
 
 class CallPermissions:
-    """``check``, ``read``, ``read_branches``, ``stage``, ``require_attempt`` and ``use_app`` raise
-    AccessRefused.
-    """
+    """Its methods raise AccessRefused, but for ``carried_out``."""
 
     def __init__(self, engines: VhostEngines, broker: LocalBroker, audit: Audit) -> None:
         self._audit = audit

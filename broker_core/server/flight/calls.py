@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import grpc
+import pyarrow as pa
 
 from broker_core.core.errors import Busy
 from broker_core.server.alarm import Alarm
@@ -22,6 +23,8 @@ UNLIMITED = ("hello", "channel.keepalive", "channel.close")
 # they bring messages; while memory or the disk is low, only what makes room goes on
 PUBLISHES = ("channel.publish", "channel.publish_all", "stage", "adopt", "put")
 ANSWERS, LARGE = UserLimit(128 * MiB, 32 * MiB), 64 * 1024  # bytes that clients have not read yet
+STREAMS, PIECE_BYTES = UserLimit(256 * MiB, 64 * MiB), 256 * 1024  # of streams; who has no room sends pieces
+READS = 4  # of streams at once: each has a block in memory meanwhile
 SILENT = UserLimit(1000, 100)  # calls that have sent nothing yet; each holds a thread
 
 
@@ -41,6 +44,8 @@ class Calls:
         self._alarm = alarm
         self._silent = Quota(SILENT, busy("calls", "have sent nothing yet"))
         self.answers = Quota(ANSWERS, busy("bytes of answers", "are not read yet"))
+        self.streams = Quota(STREAMS, busy("bytes of streams", "are not read yet"))
+        self._reads = threading.BoundedSemaphore(READS)
         self._lock = threading.Lock()
         self._last_end = time.monotonic()
         self.in_progress = 0
@@ -72,6 +77,27 @@ class Calls:
             self.answers.enter(holder, user, len(answer))
             if not ended(lambda: self.answers.leave(holder)):
                 self.answers.leave(holder)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        with self._reads:
+            yield
+            pa.default_memory_pool().release_unused()  # this thread would keep that of a block for itself
+
+    def most(self, stream: object, user: str, rows: pa.RecordBatch) -> int:
+        """How many rows a stream may send, now that its client has what came before, until it leaves
+        ``streams``: all while there is room, else a piece. Raises Busy: a row alone is too large for that.
+        """
+        count: int = rows.num_rows
+        self.streams.leave(stream)
+        with contextlib.suppress(Busy):
+            self.streams.enter(stream, user, 2 * rows.nbytes)  # and gRPC's copy
+            return count
+        while count > 1 and rows.slice(0, count).nbytes > PIECE_BYTES:
+            count //= 2
+        if (size := rows.slice(0, count).nbytes) > PIECE_BYTES:
+            self.streams.enter(stream, user, 2 * size)
+        return count
 
     def limited(self, name: str, user: str) -> contextlib.AbstractContextManager[None]:
         """Raises Busy, also for a publish while the broker is short of memory or disk."""

@@ -78,9 +78,7 @@ class FlightChannels:
         return len(self._ended)
 
     def call(self, word: str, call: contract.ChannelCall, caller: Caller) -> object:
-        """Carry out ``word``. Raises what the channel raises; AccessRefused; ConnectionFailed if the channel
-        is gone.
-        """
+        """Carry out ``word``. Raises what the channel does; AccessRefused; ConnectionFailed if it is gone."""
         own = self.own(caller, call.channel)
         entry = self._entries.get(own)
         if entry is not None and entry.caller.state.vhost != caller.state.vhost:

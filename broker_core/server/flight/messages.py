@@ -5,7 +5,8 @@ Not here: what an action, a ticket or a descriptor carries (``broker_core/flight
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -61,18 +62,20 @@ def answer(body: Any) -> bytes:
     return b"".join(_field(1, body)) if len(memoryview(body)) else b""
 
 
-def rows(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """FlightData of a stream: the schema, then each batch behind the dictionaries that it needs."""
-    yield from _data(stream_of([], schema))
-    for batch in batches:
-        yield from _data(stream_of([batch], schema), skip=1)
+def head(schema: pa.Schema) -> Iterator[bytes]:
+    """FlightData of a stream: its schema."""
+    return _data(stream_of([], schema))
 
 
-def _data(stream: pa.Buffer, skip: int = 0) -> Iterator[bytes]:
-    for number, message in enumerate(pa.ipc.MessageReader.open_stream(stream)):
-        if number >= skip:
-            body = _field(_BODY, message.body) if message.body is not None and message.body.size else ()
-            yield b"".join((*_field(_HEADER, message.metadata), *body))
+def rows(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> list[bytes]:
+    """The next batch, behind the dictionaries that it needs; [] at the end."""
+    return [part for each in islice(batches, 1) for part in islice(_data(stream_of([each], schema)), 1, None)]
+
+
+def _data(stream: pa.Buffer) -> Iterator[bytes]:
+    for message in pa.ipc.MessageReader.open_stream(stream):
+        body = _field(_BODY, message.body) if message.body is not None and message.body.size else ()
+        yield b"".join((*_field(_HEADER, message.metadata), *body))
 
 
 def _field(number: int, value: Any) -> tuple[bytes, bytes, Any]:

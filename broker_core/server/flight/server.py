@@ -229,17 +229,29 @@ class FlightServer:
             ticket = messages.ticket(self._request(call))
             _check_size("get", ticket.size)
             request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket, "get")
-            epoch = self._broker.state.users.epoch
-            if request.backup:
-                found = backup.opened(self._broker, self._call_permissions, caller, self._stopping)
-            else:
-                found = streams.opened(self._engine(caller), self._call_permissions, caller, request)
-            yield from messages.rows(found.schema, self._stream(found, caller, epoch))
+            epoch, permissions = self._broker.state.users.epoch, self._call_permissions
+            with contextlib.ExitStack() as stream:
+                if request.backup:
+                    found = backup.opened(self._broker, permissions, caller, self._stopping)
+                else:
+                    stream.callback(self._calls.streams.leave, stream)
+                    most = partial(self._calls.most, stream, caller.identity.user)
+                    with self._calls.reading():
+                        found = streams.opened(self._engine(caller), permissions, caller, request, most)
+                    found = found._replace(reading=self._calls.reading)
+                yield from self._stream(found, caller, epoch)
 
-    def _stream(self, found: streams.Stream, caller: Caller, epoch: object) -> Iterator[pa.RecordBatch]:
-        """The permission is asked for again when the users are no more those of ``epoch``."""
+    def _stream(self, found: streams.Stream, caller: Caller, epoch: object) -> Iterator[bytes]:
+        """The permission is asked for again when the users are no more those of ``epoch``. While its client
+        reads, a stream has no more than what is sent.
+        """
         users = self._broker.state.users
-        for batch in found.rows:
+        yield from messages.head(found.schema)
+        while True:
+            with found.reading():
+                sent = messages.rows(found.schema, found.rows)
+            if not sent:
+                return
             if self._stopping.is_set():
                 raise CallFailed(grpc.StatusCode.UNAVAILABLE, "the broker is stopping")
             caller.enter()
@@ -247,7 +259,7 @@ class FlightServer:
                 epoch = users.epoch
                 found.permitted()
             failpoint.here("server.read.batch")
-            yield batch
+            yield from sent
 
     def _put(self, call: FlightCall) -> Iterator[bytes]:
         with self._answering(), self._caller(call, "put") as caller:

@@ -44,9 +44,7 @@ def _apps(call: HttpCall) -> list[Row]:
 
 
 def _last_batch(before: LedgerInfo, last: LedgerInfo, now_us: int) -> Row:
-    """``after_s``: since the one ``before``, and ``rate``: messages a second meanwhile; None for a first
-    one.
-    """
+    """``after_s``: since the one ``before``; ``rate``: messages a second meanwhile; None: it is the first."""
     after_s = (last.committed_at_us - before.committed_at_us) / 1e6
     return {
         "batch_id": last.batch_id,
@@ -181,25 +179,13 @@ def _skip_damaged(call: HttpCall) -> Row:
     return {"check": check, **asdict(found)}
 
 
-_LEDGER = "/api/txmq/ledger/{vhost}/{app}"
+_LEDGER, _XID = "/api/txmq/ledger/{vhost}/{app}", "/api/txmq/prepared/{vhost}/{xid}"
 ROUTES = (
     Route("GET", "/api/txmq/apps", "monitoring", _apps, "Apps: lag, last batch"),
     Route("GET", _LEDGER, "monitoring", _ledger, "The last batches of an app"),
     read_all("/api/txmq/prepared", "monitoring", _prepared, "Prepared transactions that nobody has decided"),
-    Route(
-        "POST",
-        "/api/txmq/prepared/{vhost}/{xid}/commit",
-        "vhost",
-        partial(_decide, "commit"),
-        "Commit a prepared transaction",
-    ),
-    Route(
-        "POST",
-        "/api/txmq/prepared/{vhost}/{xid}/rollback",
-        "vhost",
-        partial(_decide, "rollback"),
-        "Roll a prepared transaction back",
-    ),
+    Route("POST", f"{_XID}/commit", "vhost", partial(_decide, "commit"), "Commit a prepared transaction"),
+    Route("POST", f"{_XID}/rollback", "vhost", partial(_decide, "rollback"), "Roll a prepared one back"),
     Route(
         "POST",
         "/api/txmq/prepared/{vhost}/rollback",

@@ -270,7 +270,7 @@ def test_the_class_of_an_error_arrives_however_long_its_text_is(
         raise errors.CheckpointMismatch(f"the first words {piece * count}", "the advice")
 
     monkeypatch.setattr(EmbeddedEngine, "logs", refused)
-    monkeypatch.setattr(EmbeddedEngine, "browse", refused)
+    monkeypatch.setattr(EmbeddedEngine, "plan_browse", refused)
     with Broker.open(tmp_path / "data") as broker, BrokerClient(broker.url) as client:
         for call in (lambda: client.logs(["q"]), lambda: list(client.browse([("q", 0, 1)]))):
             with pytest.raises(errors.CheckpointMismatch) as caught:

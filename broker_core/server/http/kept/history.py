@@ -23,9 +23,7 @@ Curve = list[float | None]
 
 
 class Plot(NamedTuple):
-    """Oldest first. ``times``: seconds since the epoch; ``curves``: WIDTH of them, None where nothing is
-    known.
-    """
+    """Oldest first. ``times``: seconds since the epoch; ``curves``: WIDTH of each, None: unknown."""
 
     times: list[float]
     curves: list[Curve]

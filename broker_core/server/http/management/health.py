@@ -61,7 +61,7 @@ def _certificates(call: HttpCall) -> object:
     return _failed("Certificates expiring", expired=[{"expires_on": expires.isoformat()}])
 
 
-_CHECKS = "/api/health/checks"
+_CHECKS, _EXPIRES = "/api/health/checks", "/api/health/checks/certificate-expiration"
 ROUTES = (
     read(f"{_CHECKS}/alarms", "management", _alarms, "No alarm, and the store takes commits"),
     read(f"{_CHECKS}/local-alarms", "management", _alarms, "The same"),
@@ -71,10 +71,5 @@ ROUTES = (
     read(f"{_CHECKS}/node-is-quorum-critical", "management", _single, "There is one node"),
     read(f"{_CHECKS}/port-listener/{{port}}", "management", _port, "Something listens on the port"),
     read(f"{_CHECKS}/protocol-listener/{{protocol}}", "management", _protocol, "The protocol is served"),
-    read(
-        f"{_CHECKS}/certificate-expiration/{{within}}/{{unit}}",
-        "management",
-        _certificates,
-        "No certificate expires soon",
-    ),
+    read(f"{_EXPIRES}/{{within}}/{{unit}}", "management", _certificates, "No certificate expires soon"),
 )

@@ -222,12 +222,7 @@ ROUTES = (
     Route("PUT", "/api/vhosts/{vhost}", ADMIN, _put_vhost, "Add a virtual host"),
     Route("DELETE", "/api/vhosts/{vhost}", ADMIN, _delete_vhost, "Delete a virtual host"),
     read_all("/api/vhosts/{vhost}/permissions", ADMIN, permission_rows, "Permissions in a virtual host"),
-    read_all(
-        "/api/vhosts/{vhost}/topic-permissions",
-        ADMIN,
-        _topic_permissions,
-        "Topic permissions in a virtual host",
-    ),
+    read_all("/api/vhosts/{vhost}/topic-permissions", ADMIN, _topic_permissions, "Topic permissions in one"),
     read_all("/api/vhost-limits", "management", _limit_rows, "Limits of virtual hosts"),
     read_all("/api/vhost-limits/{vhost}", "vhost", _limit_rows, "Limits of one"),
     Route("PUT", "/api/vhost-limits/{vhost}/{name}", ADMIN, _limit, "Set a limit"),

@@ -14,7 +14,7 @@ import psutil
 from broker_core import __version__
 from broker_core.routing.exchange_types import EXCHANGE_TYPES
 from broker_core.server.http.call import HttpCall
-from broker_core.server.http.gate import looks, visible
+from broker_core.server.http.gate import Need, looks, visible
 from broker_core.server.http.management import shown
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import read, read_list
@@ -147,6 +147,13 @@ def _whoami(call: HttpCall) -> dict[str, object]:
     return {"name": call.user, "tags": sorted(call.caller.tags)}
 
 
+_NONE: dict[Need, tuple[str, ...]] = {
+    "management": (
+        *("extensions", "parameters", "parameters/{component}", "global-parameters", "feature-flags"),
+        *("deprecated-features", "deprecated-features/used", "federation-links", "shovels"),
+    ),
+    "vhost": ("parameters/{component}/{vhost}", "federation-links/{vhost}", "shovels/{vhost}"),
+}
 ROUTES = (
     read_list("/api/overview", "management", _overview, "Totals of the virtual hosts that a caller may see"),
     read("/api/cluster-name", "management", lambda call: {"name": call.served.cluster}, "The cluster's name"),
@@ -161,25 +168,8 @@ ROUTES = (
         "Which other logins there are: none",
     ),
     *(
-        read(f"/api/{name}", "management", lambda _call: [], f"There are no {text}: an empty list")
-        for name, text in (
-            ("extensions", "extensions"),
-            ("parameters", "runtime parameters"),
-            ("parameters/{component}", "runtime parameters"),
-            ("global-parameters", "global parameters"),
-            ("feature-flags", "feature flags"),
-            ("deprecated-features", "deprecated features"),
-            ("deprecated-features/used", "deprecated features"),
-            ("federation-links", "links to other brokers"),
-            ("shovels", "shovels"),
-        )
-    ),
-    *(
-        read(f"/api/{name}", "vhost", lambda _call: [], f"There are no {text}: an empty list")
-        for name, text in (
-            ("parameters/{component}/{vhost}", "runtime parameters"),
-            ("federation-links/{vhost}", "links to other brokers"),
-            ("shovels/{vhost}", "shovels"),
-        )
+        read(f"/api/{name}", need, lambda _call: [], f"There are no {name.partition('/')[0]}: an empty list")
+        for need, names in _NONE.items()
+        for name in names
     ),
 )
