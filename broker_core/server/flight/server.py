@@ -120,7 +120,7 @@ class FlightServer:
 
     def action(self, call: FlightCall) -> bytes:
         with self._answering():
-            action, body = messages.action(self._request(call))
+            action, body = messages.action(_first(self._calls, call))
             with self._caller(call, action) as caller:
                 if action not in PUBLISHES:
                     _check_size(action, body.size)
@@ -129,13 +129,6 @@ class FlightServer:
                 failpoint.here(f"server.reply.{word}")
                 self._calls.answered(answer, caller.identity.user, call.ended)
                 return messages.answer(answer)
-
-    def _request(self, call: FlightCall) -> bytes:
-        """Raises CallFailed (the client has gone), Busy."""
-        with self._calls.silent(call.identity.user):
-            for request in call.requests:
-                return request
-        raise CallFailed(grpc.StatusCode.INVALID_ARGUMENT, "the call has brought nothing")
 
     def _engine(self, caller: Caller) -> EmbeddedEngine:
         return self._engines.of(caller.state.vhost).acting(caller.actor)
@@ -212,8 +205,7 @@ class FlightServer:
 
     def _give_up(self) -> bool:
         """Whether this broker ends now, so that the caller can open its directory."""
-        used = self._calls.in_progress > 1 or self._channels.count
-        if self.gives_up and not used:
+        if self.gives_up and not (self._calls.in_progress > 1 or self._channels.count):
             self.given_up.set()
         return self.given_up.is_set()
 
@@ -226,7 +218,7 @@ class FlightServer:
 
     def _get(self, call: FlightCall) -> Iterator[bytes]:
         with self._answering(), self._caller(call, "get") as caller:
-            ticket = messages.ticket(self._request(call))
+            ticket = messages.ticket(_first(self._calls, call))
             _check_size("get", ticket.size)
             request: contract.Ticket = contract.decode_checked(contract.Ticket, ticket, "get")
             epoch, permissions = self._broker.state.users.epoch, self._call_permissions
@@ -263,7 +255,7 @@ class FlightServer:
 
     def _put(self, call: FlightCall) -> Iterator[bytes]:
         with self._answering(), self._caller(call, "put") as caller:
-            first = messages.data(self._request(call))
+            first = messages.data(_first(self._calls, call))
             _check_size("put", len(first.command))
             parts = map(messages.data, call.requests)
             yield from map(messages.answer, self._staging.stream(caller, first, parts))
@@ -305,6 +297,14 @@ class FlightServer:
         except (errors.AccessRefused, errors.NotAllowed) as error:
             audited.refused(self.logins.audit, caller, name, error)
             raise
+
+
+def _first(calls: Calls, call: FlightCall) -> bytes:
+    """What the call brings first. Raises CallFailed (the client has gone), Busy."""
+    with calls.silent(call.identity.user):
+        for request in call.requests:
+            return request
+    raise CallFailed(grpc.StatusCode.INVALID_ARGUMENT, "the call has brought nothing")
 
 
 def _check_size(call: str, size: int) -> None:
