@@ -275,9 +275,8 @@ class BrokerClient:
         delivered = 0
         patience = self._connection.patience()
         while True:
-            live = self._connection.live(patience)
+            live, passed = self._connection.live(patience), 0
             try:
-                passed = 0
                 for batch in _batches(live, contract.Ticket(branches=tuple(branches))):
                     rows = batch.slice(min(max(delivered - passed, 0), batch.num_rows))
                     passed += batch.num_rows
