@@ -175,15 +175,15 @@ class Commits:
                     if later:
                         self._blocks.hold(spilled.block_id, spilled.rows, spilled.size_bytes)
                         change.names.append(spilled.block_id)
-        return ([], found) if later else ([each for lost in found for each in self._messages_of(lost)], [])
+        return ([], found) if later else ([each for lost in found for each in self.messages_of(lost)], [])
 
     def take_back(self, change: Change, unreached: Unreached) -> list[Message]:
         """Returns the messages; their block need not stay any more. Raises CorruptSegment."""
-        found = self._messages_of(unreached)
+        found = self.messages_of(unreached)
         self._blocks.unhold(change, unreached.block_id)
         return found
 
-    def _messages_of(self, unreached: Unreached) -> list[Message]:
+    def messages_of(self, unreached: Unreached) -> list[Message]:
         rows = self._blocks.decode(*unreached, _UNUSED, 0)
         return [Message(row.body, row.routing_key, row.exchange, row.properties) for row in rows]
 

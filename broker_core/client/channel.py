@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from broker_core.client.connection import FlightConnection
 from broker_core.core import errors
@@ -185,12 +185,22 @@ class RemoteChannel:
         If its answer is lost, the call's number finds it, and the next call raises ConnectionFailed. This one
         does if nothing was committed or nobody can be asked, or UnknownOutcome if the broker forgot it.
         """
+        with spans.span("txmq.commit", {}, "PRODUCER"):
+            more, taken = self._last("tx_commit", int, 0, token=token, routed=routed), 0
+        with contextlib.suppress(errors.ConnectionFailed):  # it is committed: the next call raises it
+            while more:  # a block at a time
+                more = contract.decode(list[Message], self._send("take_returned", 0, {"taken": taken}))
+                self.returned += more
+                taken += len(more)
+
+    def _last(self, word: str, kind: type[T], lost: T, **arguments: object) -> Any:
+        """Commit or prepare. ``lost``: its answer, if that was lost and it took place."""
         try:
-            with spans.span("txmq.commit", {}, "PRODUCER"):
-                self.returned += self._call("tx_commit", list[Message], token=token, routed=routed)
+            return self._call(word, kind, **arguments)
         except errors.ConnectionFailed:
             if not self._took_place():
                 raise
+            return lost
         except (KeyboardInterrupt, SystemExit):
             self.close()  # the token tells the outcome; nothing else may enter the same transaction
             raise
@@ -217,15 +227,7 @@ class RemoteChannel:
 
     def prepare(self, xid: str) -> str:
         """Make the transaction durable and transferable: ``prepared``, or ``read_only`` if it was empty."""
-        try:
-            return self._call("prepare", str, xid=xid)
-        except errors.ConnectionFailed:
-            if not self._took_place():
-                raise
-            return "prepared"
-        except (KeyboardInterrupt, SystemExit):
-            self.close()
-            raise
+        return str(self._last("prepare", str, "prepared", xid=xid))
 
     def _took_place(self) -> bool:
         """Whether the last call, whose answer was lost, has committed or prepared. Raises UnknownOutcome."""

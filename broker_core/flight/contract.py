@@ -54,7 +54,7 @@ from broker_core.core import checks, errors, pieces
 from broker_core.engine import AppOperator, BranchHeader, Engine, ReadTicket, Sink, Source
 from broker_core.message.message import MAX_BODY_BYTES
 
-VERSION = 9  # of this contract; a client refuses a broker of another one
+VERSION = 10  # of this contract; a client refuses a broker of another one
 
 SMALL_READ_ROWS = 1024  # so few rows come with the plan
 SMALL_READ_BYTES = 1024 * 1024

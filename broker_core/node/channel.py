@@ -8,6 +8,7 @@ Invariant: the effect of a call that returns is durable, or waits in the transac
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Concatenate, Literal, ParamSpec, TypeVar
@@ -17,6 +18,7 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.channel import Channel
 from broker_core.broker.message.purge import Purge
 from broker_core.broker.queue import Queue
+from broker_core.broker.transaction.spilled import Unreached
 from broker_core.broker.transaction.transaction import Limits, Outcome, Settle, State, Transaction
 from broker_core.core.address import VHOST
 from broker_core.core.block import NotLoaded
@@ -68,7 +70,7 @@ class LocalChannel:
         self._topology = self._state.topology
         self._committer = broker.committer
         self._commits = broker.channel_commits
-        self._look, self._clock = broker.look, broker.clock
+        self._clock = broker.clock
         self._channel = Channel(self._state, connection=connection, limits=limits)
         holder = holder or ChannelHolder("", "process", user, "", "", vhost, broker.clock())
         broker.open_channels.add(self._channel, holder)
@@ -77,6 +79,7 @@ class LocalChannel:
         self.call: Call | None = None
         self._ended = False
         self.returned: list[Message] = []
+        self.stored: deque[Unreached] = deque()  # before those, of a commit that another process made
 
     # -- exchanges and queues --------------------------------------------------------------------------------
     def exchange_declare(
@@ -182,9 +185,8 @@ class LocalChannel:
         if channel.closed:
             channel.check_open()
         if type(exchange) is not str or (mandatory is not True and mandatory is not False):
-            check_call(
-                "publish", LocalChannel.publish, {"body": b"", "exchange": exchange, "mandatory": mandatory}
-            )
+            some: dict[str, object] = {"body": b"", "exchange": exchange, "mandatory": mandatory}
+            check_call("publish", LocalChannel.publish, some)
         if isinstance(properties, Properties):
             properties = properties.encode()
         if type(body) is not bytes or type(routing_key) is not str or type(properties) is not bytes:
@@ -199,7 +201,7 @@ class LocalChannel:
         if not queues:
             check_text("a routing key", routing_key)
         if queues is None:
-            with self._look:
+            with self._committer.look:
                 queues, properties = self._topology.route_copies(exchange, routing_key, properties)
             message = _new(Message, (body, routing_key, exchange, properties))
         if not queues and not mandatory:
@@ -214,17 +216,14 @@ class LocalChannel:
     # -- deliveries ------------------------------------------------------------------------------------------
     @uninterrupted
     def get(self, queue: str, *, no_ack: bool = False) -> Delivery | None:
-        """Returns the next message, or None. ``no_ack``: it is settled at once. Raises QueueNotFound,
-        ResourceLocked.
-        """
+        """Returns the next message or None; ``no_ack``: settled now. Raises QueueNotFound, ResourceLocked."""
         if type(queue) is not str or type(no_ack) is not bool:
             check_call("get", LocalChannel.get, {"queue": queue, "no_ack": no_ack})
         channel = self._channel
         channel.check_open()
         self._committer.check()
-
         try:
-            with self._look as state:
+            with self._committer.look as state:
                 found = self._topology.usable(queue, channel.connection)
                 late = state.expiry.head_expired(found, self._clock())
                 delivery = None if late else channel.get(found)
@@ -259,7 +258,7 @@ class LocalChannel:
         """
         if len(offsets) > GET_MESSAGES:
             raise OptionError(
-                f"{len(offsets)} offsets were given, and {GET_MESSAGES} are allowed", "give fewer"
+                f"{len(offsets)} offsets are more than the {GET_MESSAGES} allowed", "give fewer"
             )
 
         def work(state: BrokerState, _change: Change, now: int) -> list[Delivery]:
@@ -278,7 +277,7 @@ class LocalChannel:
         try:
             self._commit(single)
         finally:
-            with self._look as state:
+            with self._committer.look as state:
                 if channel.unacked.pop(tag, None) is not None and single.state is State.ACTIVE:
                     single.become(State.ROLLED_BACK)
                     state.settlement.requeue([(queue, offset)])
@@ -379,7 +378,7 @@ class LocalChannel:
     def tx_rollback(self) -> None:
         """Drops publishes; acked tags are unacked again. Raises PreconditionFailed (not transactional)."""
         self._channel.check_transactional()
-        with self._look:
+        with self._committer.look:
             block_ids = self._channel.rollback()
         self._commits.discard(block_ids)
 
@@ -418,13 +417,13 @@ class LocalChannel:
 
     @uninterrupted
     def _end(self, why: str) -> None:
-        """Closes the channel in one commit, after all its earlier work, and then deletes its exclusive queues
-        in pieces: other work runs between two of them.
-        """
+        """Closes the channel in one commit, behind its earlier work; then its exclusive queues go by pieces."""
         channel, topology = self._channel, self._topology
 
-        def work(_state: BrokerState, change: Change, now: int) -> None:
+        def work(state: BrokerState, change: Change, now: int) -> None:
             change.forgets.extend(channel.close(why, change, now))
+            for block_id, _ in self.stored:
+                state.blocks.unhold(change, block_id)
 
         def delete(queues: list[Queue], _state: BrokerState, change: Change, _now: int) -> None:
             for queue in queues:
@@ -436,7 +435,7 @@ class LocalChannel:
             for start in range(0, len(queues), DELETED):
                 self._broker.run(partial(delete, queues[start : start + DELETED]))
         except StoreFailed:
-            with self._look:
+            with self._committer.look:
                 channel.close(why)
         self._ended = True
         self._committer.published.tell_consumers()
@@ -460,13 +459,15 @@ class LocalChannel:
                 if self._committer.failure is None:
                     self._commits.discard(piece.appended)
                     settles = [settle for left in pieces[place:] for settle in left.settles]
-                    with self._look as state:
+                    with self._committer.look as state:
                         state.settlement.requeue((queue, offset) for queue, offset, _ in settles)
                     self._committer.published.tell_consumers()
                 raise
 
     def _commit(self, transaction: Transaction, call: Call | None = None, routed: bool = False) -> None:
-        self.returned += self._commits.run(self._channel, transaction, self._rights, call, routed).returned
+        committed = self._commits.run(self._channel, transaction, self._rights, call, routed)
+        self.stored += committed.stored
+        self.returned += committed.returned
 
     def _run(self, work: Work[T]) -> T:
         channel, seen = self._channel, self._state

@@ -86,9 +86,11 @@ class ChannelCommits:
 
         def work(_state: BrokerState, change: Change, now: int) -> CommitResult:
             change.repeats = routed  # a duplicate that is dropped would reach none
-            committed = self.commit(channel, transaction, rights, call, change, now)
-            if routed and committed.returned:
-                raise _unroutable(committed.returned)
+            committed = self.commit(channel, transaction, rights, call, change, now, bool(routed or call))
+            returned, stored = committed.returned, committed.stored
+            if routed and (returned or stored):
+                some = returned or self._state.transactions.take_back(change, stored[0])
+                raise _unroutable(some[0], len(returned) + sum(len(each.rows) for each in stored))
             return committed
 
         return self._committer.run(work)
@@ -224,10 +226,9 @@ class ChannelCommits:
         return prepared
 
 
-def _unroutable(returned: list[Message]) -> Unroutable:
-    first = returned[0]
+def _unroutable(first: Message, count: int) -> Unroutable:
     return Unroutable(
-        f"{len(returned)} messages of the transaction reach no queue, the first one from exchange "
+        f"{count} messages of the transaction reach no queue, the first one from exchange "
         f"'{first.exchange}' with the key '{first.routing_key}'; nothing is committed"
     )
 

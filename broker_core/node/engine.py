@@ -518,9 +518,7 @@ class EmbeddedEngine:
         return next((app for app in self.apps() if app.app_id == app_id), None)
 
     def apps(self) -> list[AppInfo]:
-        return self._run(
-            lambda state, _change, now_us: overview.apps(state, self.batches, now_us, self._stamps)
-        )
+        return self._run(lambda state, _change, now: overview.apps(state, self.batches, now, self._stamps))
 
     def staged_batches(self) -> list[StagedBatch]:
         return self._run(lambda _state, _change, now_us: overview.staged_batches(self.batches, now_us))
@@ -529,7 +527,6 @@ class EmbeddedEngine:
         """Rolls back attempts whose driver has ended. A late task or commit is refused."""
         if not self._branches.abandoned(self._local.clock()):
             return
-
         for token in self._run(lambda _state, change, now_us: self.batches.drop_abandoned(change, now_us)):
             logger.warning(
                 "batch %s staged nothing for %g hours and was not committed: it is rolled back",

@@ -45,9 +45,8 @@ def _gives_up(directory: str) -> bool:
     address = Address(found.host, found.port, credentials=Credentials(token=found.token))
     connection = FlightConnection(address, reconnect_s=0, connect_s=0)
     try:
-        if connection.live().hello.id != found.id:
-            return False
-        return bool(contract.decode(bool, connection.call("admin.give_up")))
+        same = connection.live().hello.id == found.id
+        return same and bool(contract.decode(bool, connection.call("admin.give_up")))
     except errors.TxmqError:  # it is ending, or has another version
         return False
     finally:

@@ -164,9 +164,8 @@ def _channel(user: str, limit: int, own: bool) -> TxmqError:
 
 def _call(user: str, limit: int, own: bool) -> TxmqError:
     if own:
-        return Busy(
-            f"{limit} calls of user '{user}' are in progress, which is the limit", "raise --user-calls"
-        )
+        text = f"{limit} calls of user '{user}' are in progress, which is the limit"
+        return Busy(text, "raise --user-calls")
     return Busy(f"{limit} calls are in progress, which is the limit", "try again, or raise --calls")
 
 
@@ -174,9 +173,8 @@ def _part(user: str, limit: int, own: bool) -> TxmqError:
     if own:
         text = f"user '{user}' is staging parts of {limit} bytes, which is the limit"
         return Busy(text, "raise --user-part-bytes, or stage in fewer tasks")
-    return Busy(
-        f"parts of {limit} bytes are being staged, which is the limit", "try again, or raise --part-bytes"
-    )
+    text = f"parts of {limit} bytes are being staged, which is the limit"
+    return Busy(text, "try again, or raise --part-bytes")
 
 
 def _content(user: str, limit: int, own: bool) -> TxmqError:

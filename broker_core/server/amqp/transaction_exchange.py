@@ -72,9 +72,7 @@ class NamedTransaction(NamedTuple):
 
 
 def parse(routing_key: str, body: bytes) -> tuple[Verb, str]:
-    """The verb, which is the routing key, and the xid, or the number of seconds. Raises PreconditionFailed,
-    OptionError.
-    """
+    """The verb, which is the routing key, and the xid or seconds. Raises PreconditionFailed, OptionError."""
     verb = next((verb for verb in _VERBS if verb == routing_key), None)
     if verb is None:
         raise PreconditionFailed(

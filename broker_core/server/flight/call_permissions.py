@@ -178,7 +178,9 @@ CHANNEL: dict[str, Check] = {
     "publish": _publish,
     "publish_all": _publish_all,
     **dict.fromkeys(("ack", "nack", "reject", "recover", "tx_select", "confirm_select"), _enter),
-    **dict.fromkeys(("tx_timeout", "tx_current", "tx_commit", "tx_rollback", "prepare"), _enter),
+    **dict.fromkeys(
+        ("tx_timeout", "tx_current", "tx_commit", "take_returned", "tx_rollback", "prepare"), _enter
+    ),
 }
 
 

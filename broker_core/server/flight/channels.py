@@ -12,6 +12,7 @@ long. What fails then is tried again at the next look.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -19,9 +20,14 @@ from collections.abc import Callable
 from typing import Any
 
 from broker_core.broker.access.users import name_in
+from broker_core.broker.broker import BrokerState
 from broker_core.core import checks, errors
+from broker_core.core.change import Change
+from broker_core.core.ids import BlockId
 from broker_core.flight import contract
+from broker_core.message.message import Message
 from broker_core.node.channel import LocalChannel
+from broker_core.node.committer import Work
 from broker_core.node.local import LocalBroker
 from broker_core.node.open_channels import ChannelHolder
 from broker_core.server.access.caller import Caller
@@ -51,6 +57,23 @@ class _Held:
         self.error: Exception | None = None
         self.used_at = time.monotonic()
         self.ended = False
+        self.taken = 0  # by the client, of what came back of the last commit
+
+    def take_returned(self, taken: int) -> Work[list[Message]]:
+        """The next messages that came back, those of a block, for a client that has ``taken`` so many."""
+        channel, dropped = self.channel, list[BlockId]()
+        stored = channel.stored
+        while stored and self.taken + len(stored[0].rows) <= taken:
+            self.taken += len(stored[0].rows)
+            dropped.append(stored.popleft().block_id)
+
+        def work(state: BrokerState, change: Change, _now: int) -> list[Message]:
+            for block_id in dropped:
+                state.blocks.unhold(change, block_id)
+            rest = channel.returned[max(taken - self.taken, 0) :]
+            return state.transactions.messages_of(stored[0]) if stored else rest
+
+        return work
 
 
 class FlightChannels:
@@ -104,6 +127,16 @@ class FlightChannels:
         with entry.lock:
             if entry.ended:
                 raise _gone(call.channel)
+            if (
+                word == "take_returned"
+            ):  # it says what has come: it may be repeated, and its answer is not kept
+                arguments: dict[str, Any] = _arguments(word, call.arguments)
+                self._call_permissions.check(call_permissions.CHANNEL, word, caller, arguments)
+                return self._broker.run(entry.take_returned(**arguments))
+            if word == "tx_commit" and call.number > entry.number:  # nobody asks for the rest of the last one
+                if entry.channel.stored:
+                    self._broker.run(entry.take_returned(sys.maxsize))
+                entry.taken, entry.channel.returned = 0, []
             return self._once(entry, own, word, call, caller)
 
     def _once(self, entry: _Held, own: str, word: str, call: contract.ChannelCall, caller: Caller) -> object:
@@ -234,7 +267,7 @@ def _arguments(word: str, values: dict[str, object]) -> dict[str, object]:
     """The checked arguments. Raises OptionError before the call is made."""
     call = f"channel.{word}"
     if word != "publish_all":
-        checks.check_call(call, getattr(LocalChannel, word), values)
+        checks.check_call(call, getattr(_Held if word == "take_returned" else LocalChannel, word), values)
         return values
     messages = values.get("messages")
     if not isinstance(messages, list) or len(values) != 1:
@@ -254,6 +287,8 @@ def _said(channel: LocalChannel, word: str, arguments: dict[str, Any]) -> Any:
             channel.publish(**message)
         return None
     answer = getattr(channel, word)(**arguments)
-    if word in ("publish", "tx_commit"):
+    if word == "publish":
         answer, channel.returned = channel.returned, []
+    elif word == "tx_commit":
+        answer = len(channel.returned) + sum(len(rows) for _, rows in channel.stored)
     return answer

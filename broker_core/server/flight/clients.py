@@ -11,8 +11,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import TypeVar
+from urllib.parse import unquote
 
 from broker_core.admin import ClientInfo
 from broker_core.broker.access.users import own_id
@@ -69,20 +70,10 @@ class FlightClients:
     def connections(self) -> list[ClientInfo]:
         now = time.monotonic()
         with self._lock:
-            found = [(peer, replace(heard)) for peer, heard in self._connections.items()]
+            found = [(peer.partition(":")[2], astuple(heard)) for peer, heard in self._connections.items()]
         return [
-            ClientInfo(
-                peer.partition(":")[2].replace("%5B", "[").replace("%5D", "]"),
-                "flight",
-                heard.user,
-                heard.vhost,
-                heard.address,
-                heard.client,
-                now - heard.since,
-                now - heard.last,
-                0,
-            )
-            for peer, heard in found
+            ClientInfo(unquote(address), "flight", user, vhost, at, client, now - since, now - last, 0)
+            for address, (user, vhost, at, client, since, last) in found
         ]
 
     def with_clients(self, vhost: str, found: Iterable[StagedBatch]) -> list[StagedBatch]:

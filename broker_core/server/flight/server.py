@@ -146,7 +146,8 @@ class FlightServer:
             return contract.encode(answer)
         if kind == "channel":
             call = contract.decode_checked(contract.ChannelCall, body, f"channel.{word}")
-            return contract.encode(self._channels.call(word, call, caller))
+            with self._calls.reading() if word == "take_returned" else contextlib.nullcontext():
+                return contract.encode(self._channels.call(word, call, caller))
         if kind == "admin":
             return contract.encode(self._admin(caller, word, body))
         if word == "read":
@@ -234,9 +235,7 @@ class FlightServer:
                 yield from self._stream(found, caller, epoch)
 
     def _stream(self, found: streams.Stream, caller: Caller, epoch: object) -> Iterator[bytes]:
-        """The permission is asked for again when the users are no more those of ``epoch``. While its client
-        reads, a stream has no more than what is sent.
-        """
+        """The permission is asked for again when the users are no more those of ``epoch``."""
         users = self._broker.state.users
         yield from messages.head(found.schema)
         while True:

@@ -156,6 +156,7 @@ CHANNEL: dict[str, dict[str, Any]] = {
     "tx_timeout": {"seconds": 60.0},
     "tx_current": {},
     "confirm_select": {},
+    "take_returned": {"taken": 0},
     "tx_commit": {"token": ""},
     "tx_rollback": {},
     "prepare": {"xid": "xa"},

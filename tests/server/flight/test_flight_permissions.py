@@ -81,7 +81,7 @@ ROWS = (
     *(Row(f"channel.{word}", (IN,)) for word in ("get", "get_at")),
     *(Row(f"channel.{word}") for word in ("ack", "nack", "reject", "recover", "tx_select")),
     *(Row(f"channel.{word}") for word in ("confirm_select", "tx_timeout", "tx_current")),
-    *(Row(f"channel.{word}") for word in ("tx_commit", "tx_rollback", "prepare")),
+    *(Row(f"channel.{word}") for word in ("tx_commit", "take_returned", "tx_rollback", "prepare")),
     *(Row(f"admin.{word}", (LOOK,)) for word in (*call_permissions.LISTS, "prepared")),
     Row("admin.status", (LOOK,)),
     Row("admin.close", (OPERATE,)),
@@ -324,7 +324,7 @@ def test_every_call_has_a_row_and_an_entry(broker: Broker) -> None:
     assert set(call_permissions.ENGINE) == set(contract.METHODS)
     of_a_channel = {name for name, member in vars(LocalChannel).items() if inspect.isfunction(member)}
     public = {name for name in of_a_channel if not name.startswith("_")} - {"close", "end_late"}
-    assert set(call_permissions.CHANNEL) == public | {"publish_all"}
+    assert set(call_permissions.CHANNEL) == public | {"publish_all", "take_returned"}
     assert set(call_permissions.ADMIN) == set(broker.server._words)
     assert set(broker.server.streaming) == {"DoGet", "DoPut"}
 
