@@ -417,7 +417,7 @@ class LocalChannel:
 
     @uninterrupted
     def _end(self, why: str) -> None:
-        """Closes the channel in one commit, behind its earlier work; then its exclusive queues go by pieces."""
+        """Closes the channel in one commit, behind its earlier work, then its exclusive queues in pieces."""
         channel, topology = self._channel, self._topology
 
         def work(state: BrokerState, change: Change, now: int) -> None:
