@@ -437,7 +437,7 @@ class LocalChannel:
         except StoreFailed:
             with self._committer.look:
                 channel.close(why)
-        self._ended = True
+        self._ended, self.stored = True, deque()
         self._committer.published.tell_consumers()
 
     @uninterrupted

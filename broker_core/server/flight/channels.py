@@ -17,17 +17,16 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from broker_core.broker.access.users import name_in
 from broker_core.broker.broker import BrokerState
 from broker_core.core import checks, errors
 from broker_core.core.change import Change
-from broker_core.core.ids import BlockId
 from broker_core.flight import contract
 from broker_core.message.message import Message
 from broker_core.node.channel import LocalChannel
-from broker_core.node.committer import Work
 from broker_core.node.local import LocalBroker
 from broker_core.node.open_channels import ChannelHolder
 from broker_core.server.access.caller import Caller
@@ -47,8 +46,8 @@ ENDED_S = 3600.0
 class _Held:
     """One channel and its last call. ``lock`` puts the calls of a channel in order."""
 
-    def __init__(self, channel: LocalChannel, opened_us: int, caller: Caller) -> None:
-        self.channel = channel
+    def __init__(self, broker: LocalBroker, channel: LocalChannel, opened_us: int, caller: Caller) -> None:
+        self.broker, self.channel = broker, channel
         self.caller = caller  # who opened it
         self.opened_us = opened_us  # by the clock of commits: this channel commits nothing earlier
         self.lock = threading.Lock()
@@ -59,21 +58,24 @@ class _Held:
         self.ended = False
         self.taken = 0  # by the client, of what came back of the last commit
 
-    def take_returned(self, taken: int) -> Work[list[Message]]:
+    def take_returned(self, taken: int) -> list[Message]:
         """The next messages that came back, those of a block, for a client that has ``taken`` so many."""
-        channel, dropped = self.channel, list[BlockId]()
-        stored = channel.stored
-        while stored and self.taken + len(stored[0].rows) <= taken:
-            self.taken += len(stored[0].rows)
-            dropped.append(stored.popleft().block_id)
+        stored, rest, passed, count = self.channel.stored, self.channel.returned, self.taken, 0
+        while count < len(stored) and passed + len(stored[count].rows) <= taken:
+            passed, count = passed + len(stored[count].rows), count + 1
 
         def work(state: BrokerState, change: Change, _now: int) -> list[Message]:
-            for block_id in dropped:
-                state.blocks.unhold(change, block_id)
-            rest = channel.returned[max(taken - self.taken, 0) :]
-            return state.transactions.messages_of(stored[0]) if stored else rest
+            for each in islice(stored, count):
+                state.blocks.unhold(change, each.block_id)
+            if count < len(stored):
+                return state.transactions.messages_of(stored[count])
+            return rest[max(taken - passed, 0) :]
 
-        return work
+        found = self.broker.run(work)
+        self.taken = passed
+        for _ in range(count):  # nothing is dropped if the next block cannot be read
+            stored.popleft()
+        return found
 
 
 class FlightChannels:
@@ -127,15 +129,13 @@ class FlightChannels:
         with entry.lock:
             if entry.ended:
                 raise _gone(call.channel)
-            if (
-                word == "take_returned"
-            ):  # it says what has come: it may be repeated, and its answer is not kept
+            if word == "take_returned":  # it says what has come, so it may be repeated
                 arguments: dict[str, Any] = _arguments(word, call.arguments)
                 self._call_permissions.check(call_permissions.CHANNEL, word, caller, arguments)
-                return self._broker.run(entry.take_returned(**arguments))
+                return entry.take_returned(**arguments)
             if word == "tx_commit" and call.number > entry.number:  # nobody asks for the rest of the last one
                 if entry.channel.stored:
-                    self._broker.run(entry.take_returned(sys.maxsize))
+                    entry.take_returned(sys.maxsize)
                 entry.taken, entry.channel.returned = 0, []
             return self._once(entry, own, word, call, caller)
 
@@ -187,7 +187,9 @@ class FlightChannels:
                 self._watcher = started_thread(self._watch, "channel-leases")
             if channel_id not in self._entries:
                 self._quota.enter(channel_id, caller.identity.user)
-                self._entries[channel_id] = _Held(self._channel(channel_id, caller, now), now, caller)
+                self._entries[channel_id] = _Held(
+                    self._broker, self._channel(channel_id, caller, now), now, caller
+                )
             return self._entries[channel_id].opened_us
 
     def _channel(self, channel_id: str, caller: Caller, now: int) -> LocalChannel:
