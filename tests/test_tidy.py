@@ -363,7 +363,7 @@ BUDGETS = {
     "broker_core": 1570,
     "broker_core/amqp": 2799,
     "broker_core/arrow": 870,
-    "broker_core/broker": 13429,
+    "broker_core/broker": 13449,
     "broker_core/client": 2025,
     "broker_core/core": 3195,
     "broker_core/flight": 502,

@@ -410,8 +410,7 @@ def _ready_rows(
         if queue.ready.first_ready(offset, min(offset + 1, end)) is None:
             continue
         try:
-            deadline = state.expiry.deadline(queue, offset)
-            if deadline is not None and deadline <= now:
+            if state.expiry.deadline(queue, offset) <= now:
                 continue
             row = state.messages.fetch(queue, offset)
         except NotLoaded:

@@ -132,12 +132,12 @@ def entering_rows(
     """Returns where messages go that come from outside, checked and permitted, and what is delivered of them.
     ``rights`` None: all. Raises OptionError, RemoteProtocolError, PreconditionFailed, TransactionTooLarge.
     """
-    check_rows(rows, body_bytes)
+    expiration_us = check_rows(rows, body_bytes)
     if rights is not None:
         publish_rows(rights, topology, rows)
         _check_user_ids(rows, rights)
     copies, rows = copies_of_rows(rows)
-    return topology.route_block(rows, copies, lock), rows
+    return topology.route_block(rows, copies, lock)._replace(expiration_us=expiration_us), rows
 
 
 def _check_user_ids(rows: pa.RecordBatch, rights: Rights) -> None:

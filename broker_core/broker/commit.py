@@ -103,7 +103,7 @@ class Commits:
                     publishes = self._vhost_message_limit.admit(transaction, rejected)
             if xid and not transaction.decided:
                 self._names.check_new(xid)
-        if stored := transaction.blocks_with_ids(self._virtual_hosts.registry.by_id):
+        if stored := transaction.blocks_with_ids():
             self._messages.admission.require_ids(stored)
         letters = transaction.letters
         if settles:

@@ -267,6 +267,7 @@ def _load_runs(state: BrokerState, runs: Iterable[RunRecord], inbox: Sequence[In
     entries: dict[QueueId, list[tuple[int, InboxRow | RunRecord]]] = {}
     for run in runs:
         entries.setdefault(run.queue_id, []).append((run.first, run))
+        state.blocks.by_id[run.block_id].expires_us = run.expires_us
     for row in inbox:
         block = state.blocks.by_id.get(row.block_id)
         if block is None or block.inbox is None:

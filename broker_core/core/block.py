@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from broker_core.core.change import Change, InboxRow
 from broker_core.core.errors import CorruptCatalog
 from broker_core.core.ids import NO_SEQUENCE, BlockId, CommitSequence
+from broker_core.core.records import NEVER
 from broker_core.core.undo import Undo
 
 Part = Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -119,7 +120,7 @@ def together(missing: Sequence[NotLoaded]) -> NotLoaded:
 
 class Block:
     __slots__ = (
-        "_undo", "block_id", "body_sizes", "closed", "expiring",
+        "_undo", "block_id", "body_sizes", "closed", "expires_us",
         "inbox", "pins", "rows", "saved", "size_bytes",
     )  # fmt: skip
 
@@ -140,14 +141,13 @@ class Block:
         self.size_bytes = size_bytes  # of the bodies
         self.inbox = inbox  # the rows, while they are few or memory-only
         self.pins = 0
-        # some message has its own expiration; None: not known
-        self.expiring: bool | None = None if inbox is None else False
+        self.expires_us = NEVER  # no message expires before, by an expiration of its own
         # of a stored block, row by row; None: nobody has asked
         self.body_sizes: npt.NDArray[np.int32] | None = None
         self.closed = closed  # it gets no more rows
 
-    def add(self, row: InboxRow) -> None:
-        """Adds one row to an open or memory-only block."""
+    def add(self, row: InboxRow, expires_us: int = 0) -> None:
+        """Adds one row to an open or memory-only block. It expires at ``expires_us`` or later, if it does."""
         inbox, undo = self.inbox, self._undo
         assert inbox is not None
         if undo is not None and self.saved != undo.work:
@@ -157,8 +157,8 @@ class Block:
         self.rows = row[1] + 1
         self.size_bytes += len(row[7])
         properties = row[6]
-        if properties and properties[0] & EXPIRATION:
-            self.expiring = True
+        if properties and properties[0] & EXPIRATION and expires_us < self.expires_us:
+            self.expires_us = expires_us
 
     def extend(self, rows: list[InboxRow], size_bytes: int) -> None:
         """Adds rows that follow each other, at least one, whose messages have no expiration. ``size_bytes``:
@@ -333,15 +333,6 @@ class Blocks:
         block = self.by_id[block_id] = Block(block_id, inbox=[], undo=self.undo)
         self.full.append(block_id)
         return block
-
-    def may_expire(self, block: Block) -> bool:
-        """Returns whether some message of the block has its own expiration. A stored block is read once for
-        that.
-        """
-        if block.expiring is None:
-            flags = pc.binary_slice(self.read(block.block_id).column("properties"), 0, 1)
-            block.expiring = any(flag and flag[0] & EXPIRATION for flag in flags.unique().to_pylist())
-        return block.expiring
 
     def sealed(self, block_id: BlockId) -> None:
         """Drops the rows of a block that is in a segment now from memory. It may have been forgotten since

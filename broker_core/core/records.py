@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 from broker_core.core.address import VHOST
 from broker_core.core.ids import BlockId, CommitSequence, QueueId
 
+NEVER = 1 << 62  # after all times
 Ranges = dict[str, list[int]]  # log -> [start, end]
 _DECIMAL, _BYTES = "\0decimal", "\0bytes"  # no name in a table of arguments starts with this character
 
@@ -153,6 +154,7 @@ class RunRecord(Record):
     bitmap: bytes
     sequence: CommitSequence
     committed_at: int
+    expires_us: int = NEVER  # no message of the block expires before, by an expiration of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,7 @@ class PartRecord(Record):
     unroutable: int
     examples: list[list[str]]  # at most three [exchange, routing_key] of unroutable messages
     vhost: str = VHOST
+    expiration_us: int = NEVER  # the shortest that a message has of its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,8 +232,7 @@ def expiration(data: bytes) -> str | None:
     """
     if not data or not data[0] & 0x01:
         return None
-    text: str | None = property_of(data, "expiration")
-    return text
+    return _text(data, (data[0] & 0xFE) << 8, "expiration")
 
 
 def priority(data: bytes) -> int | None:
@@ -246,9 +245,14 @@ def message_id(data: bytes) -> str | None:
     """Returns the message-id; None if it is not set. Raises RemoteProtocolError."""
     if len(data) < 2 or not data[1] & 0x80:
         return None
-    try:  # what is before it is skipped by its length
+    return _text(data, data[0] << 8, "message-id")
+
+
+def _text(data: bytes, before: int, what: str) -> str:
+    """Returns the text behind the properties of these flags, which are skipped by their lengths."""
+    try:
         position = 2
-        for size in _plan(data[0] << 8):
+        for size in _plan(before):
             if size < 0:
                 size = 4 + int.from_bytes(data[position : position + 4], "big")
             position += size or 1 + data[position]
@@ -257,7 +261,7 @@ def message_id(data: bytes) -> str | None:
     except (IndexError, UnicodeDecodeError):
         end = len(data) + 1
     if end > len(data):
-        raise damaged("the message-id is not whole")
+        raise damaged(f"the {what} is not whole")
     return text
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 from broker_core.core.block import RowSelection, select_rows
 from broker_core.core.errors import AccessRefused, ExchangeNotFound, TransactionTooLarge
 from broker_core.core.ids import QueueId
+from broker_core.core.records import NEVER
 from broker_core.routing.carbon_copy import Copies
 from broker_core.routing.exchange import Exchange, Q, RoutedQueue
 
@@ -36,12 +37,13 @@ FREE: Lock = nullcontext()  # nobody changes the bindings meanwhile
 
 class Routed(NamedTuple):
     """The rows for each queue id, how many reach no queue, and up to three (exchange, routing_key) of
-    those.
+    those. ``expiration_us``: the shortest that a message has of its own.
     """
 
     selections: dict[QueueId, RowSelection]
     unroutable: int
     examples: list[tuple[str, str]]
+    expiration_us: int = NEVER
 
 
 def find_exchange(exchanges: Mapping[str, Exchange[Q]], name: str, vhost: str) -> Exchange[Q]:

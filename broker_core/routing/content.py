@@ -23,6 +23,7 @@ from broker_core.core.errors import (
     TransactionTooLarge,
     TxmqError,
 )
+from broker_core.core.records import NEVER
 from broker_core.message.arguments import MAX_TEXT_BYTES, MAX_TIME_MS, check_text
 from broker_core.message.message import MAX_BODY_BYTES, MESSAGE_SCHEMA
 from broker_core.message.properties import Properties, check, delivery_mode, expiration
@@ -35,22 +36,15 @@ PROPERTIES_BYTES = 128 * 1024 - 20  # no client of AMQP could send or receive mo
 _REMEMBERED_BYTES = 256  # longer properties are seldom repeated
 
 
-# -- the time to live ----------------------------------------------------------------------------------------
-
-
-def time_to_live_ms(text: str | None) -> int | None:
-    """Returns ``expiration`` in milliseconds; None if it is missing or invalid."""
-    return int(text) if text is not None and _TIME_TO_LIVE.fullmatch(text) else None
-
-
-def own_time_to_live_ms(properties: bytes) -> int | None:
-    """Returns the time to live in a message's encoded properties; None also for damaged ones, which are
-    passed on unchanged.
+def own_expiration_us(properties: bytes) -> int:
+    """Returns the time to live in a message's encoded properties, in microseconds; NEVER: none, also for
+    damaged ones, which are passed on unchanged.
     """
     try:
-        return time_to_live_ms(expiration(properties))
+        text = expiration(properties)
     except RemoteProtocolError:
-        return None
+        return NEVER
+    return NEVER if text is None or not _TIME_TO_LIVE.fullmatch(text) else min(int(text) * 1000, NEVER)
 
 
 def check_expiration(properties: bytes) -> None:
@@ -101,8 +95,7 @@ def _check_properties(properties: bytes) -> None:
     if len(properties) > PROPERTIES_BYTES:
         raise PreconditionFailed(
             f"the properties of a message have {len(properties)} bytes; at most {PROPERTIES_BYTES} may be, "
-            "which a frame of AMQP can have: "
-            "put it into the body",
+            "which a frame of AMQP can have: put it into the body"
         )
     _check_values(properties)
 
@@ -123,10 +116,11 @@ def _check_values(properties: bytes) -> None:
 _known_properties = lru_cache(maxsize=4096)(_check_properties)  # an exception is not cached
 
 
-def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES, *, on_kafka: bool = False) -> None:
+def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES, *, on_kafka: bool = False) -> int:
     """Like ``check_properties``, for a block of MESSAGE_SCHEMA, and no body is larger than ``body_bytes``, or
-    null. ``on_kafka``: where a body may be null, and keys and properties may be larger than in AMQP. Raises
-    the error of its first bad row, or OptionError, both naming the row.
+    null. ``on_kafka``: where a body may be null, and keys and properties may be larger than in AMQP. Returns
+    the shortest expiration in microseconds, or NEVER. Raises the error of its first bad row, or OptionError,
+    both naming the row.
 
     Arrow data comes from another process, so it is validated before anything else is asked of it.
     """
@@ -142,7 +136,7 @@ def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES, *, on_kaf
         if column.null_count and not (on_kafka and name == "body"):
             raise OptionError(f"row {pc.index(column.is_null(), True).as_py()} has no {name} (null)")
     if rows.num_rows == 0:
-        return
+        return NEVER
     if not on_kafka:
         _check_keys(rows)
     sizes = pc.binary_length(rows.column("body"))
@@ -153,8 +147,9 @@ def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES, *, on_kaf
             "(--max-message-size): publish a reference"
         )
     properties = rows.column("properties")
+    shortest_us = NEVER
     if pc.max(pc.binary_length(properties)).as_py() == 0:
-        return
+        return shortest_us
     for encoded in properties.unique().to_pylist():
         try:
             if on_kafka and len(encoded) > PROPERTIES_BYTES:
@@ -164,6 +159,9 @@ def check_rows(rows: pa.RecordBatch, body_bytes: int = MAX_BODY_BYTES, *, on_kaf
         except TxmqError as error:
             row = pc.index(properties, pa.scalar(encoded, pa.binary())).as_py()
             raise type(error)(f"row {row}: {error.message}") from error
+        if encoded and encoded[0] & EXPIRATION:
+            shortest_us = min(shortest_us, own_expiration_us(encoded))
+    return shortest_us
 
 
 def _check_keys(rows: pa.RecordBatch) -> None:

@@ -77,7 +77,7 @@ CREATE TABLE hole (
 -- no row -> enqueued, or its batch sealed -> dropped when every entry is deletable.
 CREATE TABLE run (
   queue_id INTEGER, first INTEGER, count INTEGER, block_id INTEGER, row INTEGER, bitmap BLOB, sequence INTEGER,
-  committed_at INTEGER, guard INTEGER,
+  committed_at INTEGER, expires_us INTEGER, guard INTEGER,
   PRIMARY KEY (queue_id, first)
 );
 
@@ -113,7 +113,7 @@ CREATE TABLE attempt (
 CREATE TABLE part (
   branch TEXT, part INTEGER, token TEXT, kind TEXT, target TEXT, "partition" INTEGER, attempt INTEGER, rows INTEGER,
   size_bytes INTEGER, checksum INTEGER, block_id INTEGER, inline BLOB, routes TEXT, unroutable INTEGER, examples TEXT,
-  vhost TEXT, guard INTEGER,
+  vhost TEXT, expiration_us INTEGER, guard INTEGER,
   PRIMARY KEY (branch, part, vhost)
 );
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker_core.broker.message import delays
+from broker_core.broker.message import delays, due_entries
 from broker_core.core import errors
 from broker_core.message.arguments.policy import NO_POLICY
 from broker_core.message.deduplication import COST_BYTES, HEADER
@@ -176,14 +176,14 @@ def test_a_message_that_is_tried_again_later_does_not_go_by_it(ready: Node) -> N
 
 # -- atomic --------------------------------------------------------------------------------------------------
 def test_a_delivery_that_fails_is_undone_and_repeated(ready: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    for step in ("settle_parts", "_publish"):
+    for module, step in ((due_entries, "settle_parts"), (delays, "Publish")):
         with monkeypatch.context() as patch:
-            patch.setattr(delays, step, lambda *_: 1 / 0)
+            patch.setattr(module, step, lambda *_: 1 / 0)
             send(ready, step)
         assert ready.browse(QUEUE) == []
     ready.broker.upkeep._aside.clear()  # as every half minute
-    send(ready, "settle_parts", "_publish")
-    assert ready.browse(QUEUE) == [b"settle_parts", b"_publish"]
+    send(ready, "settle_parts", "Publish")
+    assert ready.browse(QUEUE) == [b"settle_parts", b"Publish"]
 
 
 def test_ids_and_messages_are_deleted_with_the_exchange(ready: Node) -> None:

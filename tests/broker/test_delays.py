@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core.broker.message import delays, expiry
+from broker_core.broker.message import delays, due_entries, expiry
 from broker_core.broker.queue import due_index
 from broker_core.core import errors
 from broker_core.engine import BranchHeader
@@ -341,9 +341,9 @@ def test_a_transaction_delays_from_its_commit(ready: Node) -> None:
 def test_a_delivery_that_fails_is_undone_and_repeated(ready: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     plain(ready, (b"a", 10), (b"b", 20))
     ready.clock.advance(1)
-    for step in ("settle_parts", "_publish"):
+    for module, step in ((due_entries, "settle_parts"), (delays, "Publish")):
         with monkeypatch.context() as patch:
-            patch.setattr(delays, step, lambda *_: 1 / 0)
+            patch.setattr(module, step, lambda *_: 1 / 0)
             with pytest.raises(errors.InternalFault):
                 ready.broker.run(lambda state, change, now: state.expiry.expire(change, now))
         assert (ready.browse(QUEUE), waiting(ready)) == ([], 2)
@@ -427,8 +427,8 @@ def test_many_are_delivered_in_several_commits(
 ) -> None:
     monkeypatch.setattr(due_index, "_FRESH", 8)
     monkeypatch.setattr(due_index, "_LARGEST", 64)
-    monkeypatch.setattr(delays, "PIECE", 16)
-    monkeypatch.setattr(delays, "_LOOKED_AT", 10)
+    monkeypatch.setattr(due_entries, "PIECE", 16)
+    monkeypatch.setattr(due_entries, "LOOKED_AT", 10)
     expected = [(number * 7) % 300 + 1 for number in range(300)]
     for start in range(0, 300, 100):
         part = expected[start : start + 100]
@@ -459,8 +459,9 @@ def test_after_a_restart_a_new_message_does_not_wait_until_all_older_ones_are_lo
         arrived_at_look.append(len(ready.browse(QUEUE)))
         return intact(block)
 
-    intact = delays.delays_of_rows
-    monkeypatch.setattr(delays, "delays_of_rows", look)
+    waiting_messages = ready.broker.state.expiry.delays
+    intact = waiting_messages._times
+    monkeypatch.setattr(waiting_messages, "_times", look)
     upkeep(ready)
     assert arrived_at_look[:3] == [0, 1, 1], "it waited for the blocks of the others"
     assert len(arrived_at_look) >= 10, "the others wait in blocks of their own"

@@ -1,5 +1,6 @@
-"""A broker that is killed while messages wait in an exchange that delays, and while they are delivered from there:
-each message whose commit was answered arrives once, and a transaction whose commit was not, as a whole or not.
+"""A broker that is killed while messages wait in an exchange that delays or expire behind the head of a queue, and
+while they are delivered or dead-lettered from there: each message whose commit was answered arrives once, and a
+transaction whose commit was not, as a whole or not.
 
 Not here: power cuts (the machine ``OnDisk`` of ``model/whole_broker.py``).
 """
@@ -7,7 +8,10 @@ Not here: power cuts (the machine ``OnDisk`` of ``model/whole_broker.py``).
 from __future__ import annotations
 
 import contextlib
+import random
+import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pika
@@ -22,7 +26,8 @@ from tests.progress import wait_until
 
 pytestmark = pytest.mark.crash
 
-QUEUE, LATER = "orders", "orders-later"
+QUEUE, LATER, SHORT = "orders", "orders-later", "orders-short"
+STAYS = "stays"  # at the head of ``SHORT``, and the last part of each transaction
 SIZE = 3  # messages of a transaction
 KILLS = 4
 
@@ -34,11 +39,25 @@ def declare(served: AmqpServed) -> None:
             LATER, "x-delayed-message", durable=True, arguments={"x-delayed-type": "direct"}
         )
         channel.queue_bind(QUEUE, LATER, QUEUE)
+        letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": QUEUE}
+        channel.queue_declare(SHORT, durable=True, arguments=letters)
 
 
 def send(channel: Any, body: str, ms: int) -> None:
+    """It comes to ``QUEUE`` after so long, delayed."""
     properties = pika.BasicProperties(delivery_mode=2, headers={"x-delay": ms})
     channel.basic_publish(LATER, QUEUE, body.encode(), properties)
+
+
+def send_expiring(channel: Any, body: str, ms: int) -> None:
+    """The same as a dead letter."""
+    properties = pika.BasicProperties(delivery_mode=2, expiration=str(ms))
+    channel.basic_publish("", SHORT, body.encode(), properties)
+
+
+def stay(served: AmqpServed) -> None:
+    with connected(served) as channel:
+        channel.basic_publish("", SHORT, STAYS.encode(), pika.BasicProperties(delivery_mode=2))
 
 
 def arrived(served: AmqpServed, expected: set[str]) -> Counter[str]:
@@ -58,11 +77,13 @@ def arrived(served: AmqpServed, expected: set[str]) -> Counter[str]:
     return found
 
 
+@pytest.mark.parametrize("way", [send, send_expiring])
 @pytest.mark.parametrize("step", [step for step in STEPS if step.startswith(("store.commit", "committer"))])
 def test_killed_while_messages_wait_and_are_delivered_each_arrives_once(
-    served: AmqpServed, step: str
+    served: AmqpServed, step: str, way: Callable[[Any, str, int], None]
 ) -> None:
     declare(served)
+    stay(served)
     answered: set[str] = set()
     sent = 0
     kills, hit = 0, 1
@@ -77,7 +98,7 @@ def test_killed_while_messages_wait_and_are_delivered_each_arrives_once(
             while sent < 1_000:  # deliveries are commits between these
                 sent += 1
                 for part in range(SIZE):
-                    send(channel, f"{sent}.{part}", 1 + part * 20)
+                    way(channel, f"{sent}.{part}", 1 + part * 20)
                 channel.tx_commit()
                 answered |= {f"{sent}.{part}" for part in range(SIZE)}
         assert served.wait() == -9
@@ -87,6 +108,48 @@ def test_killed_while_messages_wait_and_are_delivered_each_arrives_once(
     assert set(found.values()) <= {1}
     whole = Counter(body.partition(".")[0] for body in found)
     assert set(whole.values()) <= {SIZE}
+    assert left(served) == [STAYS]
+
+
+def left(served: AmqpServed) -> list[str]:
+    with connected(served) as channel:
+        bodies = iter(lambda: channel.basic_get(SHORT, auto_ack=True)[2], None)
+        return [body.decode() for body in bodies]
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(40, marks=pytest.mark.soak)])
+def test_killed_at_random_each_message_is_in_its_queue_or_a_dead_letter(
+    served: AmqpServed, kills: int, seed: int
+) -> None:
+    """Of those that expire, some stand behind others that stay, and some are held when they expire."""
+    declare(served)
+    stay(served)
+    chance = random.Random(seed)
+    answered: set[str] = set()
+    sent = 0
+    for _ in range(kills):
+        killer = threading.Timer(chance.uniform(0.05, 0.8), served.kill)
+        killer.start()
+        with contextlib.suppress(AMQPError, ConnectionError), connected(served) as channel:
+            channel.tx_select()
+            while True:
+                bodies = [f"{(sent := sent + 1)}.{ms}" for ms in chance.choices([0, 5, 60, 86_400_000], k=3)]
+                for body in bodies:
+                    ms = body.partition(".")[2]
+                    properties = pika.BasicProperties(delivery_mode=2, expiration=ms if int(ms) else None)
+                    channel.basic_publish("", SHORT, body.encode(), properties)
+                channel.tx_commit()
+                answered.update(bodies)
+                channel.basic_get(SHORT)
+        killer.join()
+        served.restart()
+    short = {body for body in answered if body.endswith((".5", ".60"))}
+    found = arrived(served, short)
+    stayed = Counter(left(served))
+    del stayed[STAYS]
+    assert not {body for body in found if body not in short and body in answered}
+    assert set((found + stayed).values()) <= {1}, "a message is in one place"
+    assert answered <= (found + stayed).keys()
 
 
 def test_what_is_due_while_the_broker_is_down_arrives_when_it_is_back(served: AmqpServed) -> None:

@@ -7,7 +7,7 @@ guarantees let it forget, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ TTL_US = 1_000_000  # x-message-ttl of the queue ``timed``
 DEAD = "dead"
 LATER = "later"  # where messages wait for an exchange that delays; then they go to ``plain``
 DELAYS_MS = (470, 2_130)  # of a message, by its number
+EXPIRATIONS_MS = (None, 730, None, 2_570, None)  # likewise, where it goes to none but these
+EXPIRE = frozenset(["plain", "short", "timed", "refusing", "memory"])
 ONCE, PENDING = "once", "pending"  # drop what they have seen, or what they have
 NEWS = "news"  # an exchange that drops what it has seen; what it has not goes to ``out``
 BURIED = ("short", "timed", "plain")  # queues with a dead-letter exchange
@@ -38,6 +40,7 @@ class Copy:
     at_us: int
     state: Literal["ready", "held", "prepared", "claimed"] = "ready"
     redelivered: bool | None = False  # None: not known, it may have been sent before a crash
+    own_ms: int | None = None  # its expiration; a dead letter has none
 
     def seen(self) -> tuple[bytes, str]:
         return (self.body, "ready" if self.state == "ready" else "taken")
@@ -45,6 +48,10 @@ class Copy:
 
 def delay_ms(body: bytes) -> int:
     return DELAYS_MS[int(body) % len(DELAYS_MS)]
+
+
+def expiration_ms(body: bytes, queues: tuple[str, ...]) -> int | None:
+    return EXPIRATIONS_MS[int(body) % len(EXPIRATIONS_MS)] if EXPIRE.issuperset(queues) else None
 
 
 def later_us(copy: Copy) -> int:
@@ -57,6 +64,13 @@ def at_once(_copy: Copy) -> int:
 
 # exchange in which messages wait -> when one is due, and the queue where it arrives
 WAITING: dict[str, tuple[Callable[[Copy], int], str]] = {LATER: (later_us, "plain"), NEWS: (at_once, "out")}
+
+
+def _late(copy: Copy, now_us: int, name: str = "") -> bool:
+    """Whether it is too old by its expiration; in a queue, also by the time to live of that."""
+    times_us = [TTL_US] if name == "timed" else []
+    times_us += [] if copy.own_ms is None else [copy.own_ms * 1000]
+    return bool(times_us) and copy.at_us + min(times_us) <= now_us
 
 
 @dataclass
@@ -97,7 +111,9 @@ class NaiveBroker:
         for queues, body, persistent in work.publishes:
             for name in queues:
                 if name in self.queues:
-                    self._enqueue(name, Copy(body, persistent and self.durable[name], now_us), now_us)
+                    copy = Copy(body, persistent and self.durable[name], now_us)
+                    copy.own_ms = expiration_ms(body, queues)
+                    self._enqueue(name, copy, now_us)
         requeued: dict[str, None] = {}
         for name, copy, outcome in work.settles:
             queue = self.queues.get(name)
@@ -162,15 +178,25 @@ class NaiveBroker:
         for copy in copies:
             copy.state, copy.redelivered = "ready", True
 
-    def expire(self, now_us: int) -> None:
-        """What has come to the head and is too old."""
-        while (
-            head := next((copy for copy in self.queues["timed"] if copy.state == "ready"), None)
-        ) is not None:
-            if head.at_us + TTL_US > now_us:
-                return
-            self._remove("timed", head)
-            self._bury("timed", head, now_us)
+    def expire(self, now_us: int, name: str = "", *, sweep: bool = True) -> None:
+        """What is too old at the head of a queue, or of each; with that, or in a ``sweep``, also what is behind
+        it by an expiration of its own, in the order of time.
+        """
+        for each in [name] if name else sorted(EXPIRE):
+            found = sweep
+            while (head := next(self._ready(each), None)) is not None and _late(head, now_us, each):
+                self._expire_one(each, head, now_us)
+                found = True
+            late = [copy for copy in self._ready(each) if found and _late(copy, now_us)]
+            for copy in sorted(late, key=lambda copy: copy.at_us + (copy.own_ms or 0) * 1000):
+                self._expire_one(each, copy, now_us)
+
+    def _ready(self, name: str) -> Iterator[Copy]:
+        return (copy for copy in self.queues[name] if copy.state == "ready")
+
+    def _expire_one(self, name: str, copy: Copy, now_us: int) -> None:
+        self._remove(name, copy)
+        self._bury(name, copy, now_us)
 
     def arrive(self, now_us: int) -> None:
         """What waits and is due."""

@@ -58,6 +58,7 @@ class Entry:
     transient: bool
     priority: int
     deadline_us: int | None
+    own_us: int | None = None  # by its own expiration
     state: str = "ready"  # held, settled
     claimed: bool = False
 
@@ -150,13 +151,17 @@ class OwnedQueue(RuleBasedStateMachine):
         if DEAD.keys() <= self.shape.keys():
             self.dead.append((entry.body, entry.transient))
 
-    def expire(self) -> None:
-        while (
-            (found := self.ready())
-            and found[0].deadline_us is not None
-            and found[0].deadline_us <= self.clock.now_us
-        ):
+    def expire(self, *, sweep: bool) -> None:
+        """What is too old at the head; with that, or in a ``sweep``, also what is behind it by an expiration of
+        its own, in the order of time.
+        """
+        now_us = self.clock.now_us
+        while (found := self.ready()) and (found[0].deadline_us or now_us + 1) <= now_us:
             self.leave(found[0])
+            sweep = True
+        late = [each for each in self.ready() if sweep and (each.own_us or now_us + 1) <= now_us]
+        for entry in sorted(late, key=lambda each: (each.own_us, self.entries.index(each))):
+            self.leave(entry)
 
     def full(self, messages: int = 0, size_bytes: int = 0) -> bool:
         found = self.ready()
@@ -202,7 +207,8 @@ class OwnedQueue(RuleBasedStateMachine):
                     if ttl is not None
                 ]
                 deadline = self.clock.now_us + min(ttls) * 1_000_000 if ttls else None
-                came.append(Entry(body, self.transactions, alone, min(priorities[at], 2), deadline))
+                own_us = None if own_s is None else self.clock.now_us + own_s * 1_000_000
+                came.append(Entry(body, self.transactions, alone, min(priorities[at], 2), deadline, own_us))
                 channel.publish(body, routing_key="in", properties=properties.encode())
                 channel.publish(b"for another queue %d" % self.sent, routing_key="other")
             refused = "x-overflow" in self.shape and self.full(count, sum(len(entry.body) for entry in came))
@@ -226,7 +232,7 @@ class OwnedQueue(RuleBasedStateMachine):
                 raise AssertionError("an owned queue was got from")
             except ResourceLocked:
                 return
-        self.expire()
+        self.expire(sweep=False)
         delivery = self.channel.get("in")
         found = self.ready()
         assert (delivery.body if delivery else None) == (found[0].body if found else None)
@@ -283,7 +289,7 @@ class OwnedQueue(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         self.local.upkeep.expire()
-        self.expire()
+        self.expire(sweep=True)
 
     # -- where the bytes are ---------------------------------------------------------------------------------
     @rule()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from broker_core.broker.message import messages
 from broker_core.broker.queue import Queue
+from broker_core.broker.queue.due_index import DueIndex
 from broker_core.broker.queue.log import Run
+from broker_core.broker.queue.queue import Marks
 from broker_core.core.errors import DataLoss
+from broker_core.core.records import NEVER
 from broker_core.micro_batch.claims.claim import Claims
 from tests.model.owned_queue import OwnedQueue
 from tests.model.test_machine import QUIET
@@ -134,6 +138,38 @@ def a_full_queue(queue: OwnedQueue) -> None:
     queue.read_again(0)
 
 
+def an_expiry_behind_the_head(queue: OwnedQueue) -> None:
+    """Of a message that was held when its time came, and of one in a segment after a restart."""
+    published(queue, False)
+    queue.publish(1, [False] * 9, 2, [0] * 9, 20)
+    queue.get()
+    queue.get()
+    queue.time(3)
+    queue.sweep()
+    queue.settle(0, "requeue")
+    queue.settle(0, "requeue")
+    queue.sweep()
+    queue.shows_what_the_model_holds()
+    queue.publish(1, [False] * 9, 2, [0] * 9, 20)
+    queue.seal()
+    queue.reopen(clean=False)
+    queue.time(3)
+    queue.sweep()
+
+
+def expirations_are_of_the_head_alone(patch: Patch) -> None:
+    patch.setattr(Marks, "expire_at", lambda *_: None)
+
+
+def what_comes_back_is_not_looked_at_again(patch: Patch) -> None:
+    patch.setattr(DueIndex, "look_again", lambda *_: None)
+
+
+def no_expiration_is_known_after_a_restart(patch: Patch) -> None:
+    record = Run.record
+    patch.setattr(Run, "record", lambda self, queue: replace(record(self, queue), expires_us=NEVER))
+
+
 @pytest.mark.parametrize(
     ("history", "switched_off"),
     [
@@ -145,6 +181,10 @@ def a_full_queue(queue: OwnedQueue) -> None:
         (a_crash, transient_messages_are_not_written_by_a_claim),
         (a_full_queue, None),
         (a_full_queue, claims_are_not_frozen_after_a_restart),
+        (an_expiry_behind_the_head, None),
+        (an_expiry_behind_the_head, expirations_are_of_the_head_alone),
+        (an_expiry_behind_the_head, what_comes_back_is_not_looked_at_again),
+        (an_expiry_behind_the_head, no_expiration_is_known_after_a_restart),
     ],
 )
 def test_a_rule_that_is_switched_off_is_found_in_a_history_that_random_ones_take_long_to_reach(

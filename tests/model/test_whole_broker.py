@@ -24,6 +24,7 @@ from broker_core.broker.queue.due_index import DueIndex
 from broker_core.broker.queue.log import Log
 from broker_core.broker.queue.message_ids import MessageIds
 from broker_core.broker.queue.pending_checks import PendingChecks
+from broker_core.broker.queue.queue import Marks
 from broker_core.broker.queue.ready import Ready
 from broker_core.broker.transaction.heuristics import Heuristics
 from broker_core.core import errors
@@ -149,6 +150,20 @@ def messages_wait(broker: WholeBroker) -> None:
     broker.upkeep("expire", crash="")
 
 
+def expirations_pass_behind_a_head(broker: WholeBroker) -> None:
+    """Every second message has one, the first has none. In memory, and sealed over a restart."""
+    for step in ("now", "restarted"):
+        for _ in range(5):
+            publish(broker, "plain")
+        if step == "restarted":
+            broker.upkeep("seal", crash="")
+            broker.restart("killed")
+        for seconds in (1.1, 5):
+            broker.clock_step(seconds)
+            broker.upkeep("expire", crash="")
+            broker.both_hold_the_same()
+
+
 def a_block_is_sealed(broker: WholeBroker) -> None:
     publish(broker, "plain")
     broker.upkeep("seal", crash="")
@@ -255,6 +270,14 @@ SHOWN: dict[str, tuple[Callable[[WholeBroker], None], Callable[[Patch], None]]] 
     ),
     "a message waits": (messages_wait, lambda p: p.setattr(exchange_types, "delay_ms", lambda _: 0)),
     "what is too old expires": (a_time_to_live_passes, lambda p: p.setattr(Expiry, "head_expired", no)),
+    "what expires behind the head leaves": (
+        expirations_pass_behind_a_head,
+        lambda p: p.setattr(Marks, "expire_at", nothing),
+    ),
+    "an expiration holds over a restart": (
+        expirations_pass_behind_a_head,
+        lambda p: p.setattr(Marks, "loaded", nothing),
+    ),
     "a queue keeps the limit of a policy": (
         a_policy_comes_to_a_long_queue,
         lambda p: p.setattr(PendingChecks, "obey_soon", nothing),

@@ -44,6 +44,7 @@ from tests.crash.test_store_crash import tear
 from tests.engine.bench import Bench
 from tests.model.naive_broker import (
     DEAD,
+    EXPIRE,
     LATER,
     LENGTH,
     NEWS,
@@ -57,6 +58,7 @@ from tests.model.naive_broker import (
     Refused,
     Work,
     delay_ms,
+    expiration_ms,
 )
 from tests.reading import NothingCached, fetched, oldest, purgeable
 
@@ -292,6 +294,8 @@ class WholeBroker(RuleBasedStateMachine):
             self.sent.append((body, persistent))
             headers: dict[str, object] = {HEADER: body}
             properties = Properties(headers=headers, delivery_mode=2 if persistent else 1).encode()
+        if (own_ms := expiration_ms(body, ROUTES[route])) is not None:
+            properties = Properties(expiration=str(own_ms), delivery_mode=2 if persistent else 1).encode()
         if LATER in ROUTES[route]:
             headers = {"x-delay": delay_ms(body)}
             properties = Properties(headers=headers, delivery_mode=2 if persistent else 1).encode()
@@ -319,8 +323,8 @@ class WholeBroker(RuleBasedStateMachine):
             except errors.ResourceLocked:
                 return
             raise AssertionError("an owned queue gives to nobody but its app")
-        if name == "timed":
-            self.naive.expire(self.broker.clock())
+        if name in EXPIRE:
+            self.naive.expire(self.broker.clock(), name, sweep=False)
         if name == DEAD:
             delivery = peer.channel.get(name)
             expected = next(
@@ -345,8 +349,8 @@ class WholeBroker(RuleBasedStateMachine):
     @rule(data=st.data(), name=st.sampled_from(sorted(QUEUES)), step=st.integers(1, 3))
     def get_at(self, data: st.DataObject, name: str, step: int) -> None:
         peer = data.draw(st.sampled_from(self.peers))
-        if name == "timed":
-            self.naive.expire(self.broker.clock())
+        if name in EXPIRE:
+            self.expire()
         end = self.engine.available([name])[name].end
         offsets = range(max(0, end - 1_000), end)
         try:
@@ -476,8 +480,7 @@ class WholeBroker(RuleBasedStateMachine):
     @rule(name=st.sampled_from(["plain", "timed", DEAD, "memory", ONCE, PENDING]))
     def purge(self, name: str) -> None:
         with self.broker.channel() as channel:
-            if name == "timed":  # what is too old may go either way
-                self.expire()
+            self.expire()  # what is too old may go either way
             assert channel.queue_purge(name) == self.naive.purge(name)
 
     @rule(name=st.sampled_from(["plain", "short", "timed", "memory", DEAD, ONCE, PENDING]))

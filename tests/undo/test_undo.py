@@ -318,6 +318,21 @@ def test_an_exception_in_upkeep_changes_nothing(life: Life) -> None:
     life.do("closing")
 
 
+def test_an_exception_while_messages_expire_loses_and_doubles_none(life: Life) -> None:
+    """At the head of a queue, behind one that stays, and once they are given back."""
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    life.channel.queue_declare("dead")
+    for name in ("q", "r"):
+        life.channel.queue_declare(name, arguments=letters)
+        life.commit(("", name, EXPIRING), ("", name, b""), *[("", name, EXPIRING)] * 2)
+    held = life.hold("r")
+    life.clock.advance(5)
+    life.do_now("expiry.expire")
+    life.do_now("transactions.commit", life.settle("requeue", held))
+    life.do_now("expiry.expire")
+    assert {queue.name: queue.messages for queue in life.broker.queues()} == {"dead": 6, "q": 1, "r": 1}
+
+
 def test_an_exception_in_a_micro_batch_changes_nothing(life: Life) -> None:
     bench = Bench.over(life.broker, life.engine)
     exhaust = life.faults.exhaust

@@ -27,7 +27,8 @@ import pyarrow as pa
 from broker_core.arrow.parts import branch_checksum
 from broker_core.broker.access.users import name_in, user_in
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.transaction.transaction import StagedMessages, StagedTransaction
+from broker_core.broker.transaction.spilled import Spilled
+from broker_core.broker.transaction.transaction import StagedTransaction
 from broker_core.core.block import ReadBlock, RowSelection, selected_rows
 from broker_core.core.change import Change
 from broker_core.core.errors import MissingBranch, NotAllowed, TransactionTooLarge, Unroutable
@@ -354,15 +355,14 @@ class Branches:
             if part.kind != "publish":
                 continue
             published += part.rows - part.unroutable - len(_orphaned(state, part))
-            routes = {
-                QueueId(int(queue)): RowSelection(int(row), int(count), bytes.fromhex(bitmap))
-                for queue, (row, count, bitmap) in part.routes.items()
-            }
-            inline = inline_rows(part) if part.rows and not part.block_id else None
-            transaction.stage(
-                StagedMessages(part.block_id, part.rows, part.size_bytes, routes, inline),
-                state.topology.queues_by_id,
-            )
+            queues = state.topology.queues_by_id
+            shares = [
+                (queues[QueueId(int(each))], RowSelection(row, count, bytes.fromhex(bits)))
+                for each, (row, count, bits) in part.routes.items()
+                if int(each) in queues
+            ]
+            piece = Spilled(part.block_id, part.rows, part.size_bytes, shares, part.expiration_us)
+            transaction.stage(piece, inline_rows(part).to_pylist() if part.rows and not part.block_id else [])
         return published
 
     def published(self, state: BrokerState, change: Change, parts: Iterable[PartRecord]) -> None:

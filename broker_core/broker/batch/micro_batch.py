@@ -178,13 +178,11 @@ class MicroBatches:
             checksum=signed(stored.checksum) if stored else part_checksum(rows),
             block_id=stored.block_id if stored else NO_BLOCK,
             inline=b"" if stored else bytes(stream_of([rows], rows.schema)),
-            routes={
-                str(queue): [row, count, bitmap.hex()]
-                for queue, (row, count, bitmap) in routing.selections.items()
-            },
+            routes={str(each): [row, count, bits.hex()] for each, (row, count, bits) in routing[0].items()},
             unroutable=routing.unroutable,
             examples=[list(example) for example in routing.examples],
             vhost=self.vhost,
+            expiration_us=routing.expiration_us,
         )
 
     def _require_open(self, header: BranchHeader) -> None:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from broker_core.broker.message.expiry import Expiry
+from broker_core.broker.message.expiry import Expiry, lifetime_us
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.consumer import Consumer, Unacked
 from broker_core.broker.queue.pending_checks import PendingChecks
@@ -25,9 +25,9 @@ from broker_core.broker.transaction.transaction import Settle
 from broker_core.core.block import Blocks, NotLoaded
 from broker_core.core.change import InboxRow
 from broker_core.core.errors import LocalProtocolError, RemoteProtocolError, StoreError
+from broker_core.core.records import NEVER
 from broker_core.message.field_table import Long
 from broker_core.message.properties import rewrite
-from broker_core.routing.content import EXPIRATION, own_time_to_live_ms
 
 BUDGET = 4096  # messages of one call
 SLICE = 256  # messages of one queue before the next queue gets its turn
@@ -145,8 +145,9 @@ class Dispatch:
         try:
             if isinstance(entries, range):  # as many as one run holds
                 rows = queue.log.rows(entries.start, entries.stop)
-                expiring = queue.arguments.ttl_ms is not None or self._blocks.may_expire(
-                    queue.log.locate(entries.start)[0].block
+                expiring = (
+                    queue.arguments.ttl_ms is not None
+                    or queue.log.locate(entries.start)[0].block.expires_us < NEVER
                 )
             else:
                 rows = []
@@ -294,14 +295,8 @@ class Dispatch:
 
 def _is_late(queue: Queue, offset: int, row: InboxRow, now_us: int) -> bool:
     """Returns whether the entry is too old. With a time to live of 0: consumers had their chance."""
-    ttl_ms = queue.arguments.ttl_ms
-    if row.properties and row.properties[0] & EXPIRATION:
-        own_ms = own_time_to_live_ms(row.properties)
-        if own_ms is not None and (ttl_ms is None or own_ms < ttl_ms):
-            ttl_ms = own_ms
-    if ttl_ms is None or row.committed_at + ttl_ms * 1000 > now_us:
-        return False
-    return ttl_ms > 0 or offset < queue.marks.offered
+    after_us = lifetime_us(queue, row)
+    return row.committed_at + after_us <= now_us and (after_us > 0 or offset < queue.marks.offered)
 
 
 def with_header(row: InboxRow, name: str, value: object) -> InboxRow:

@@ -3,9 +3,9 @@
 Pure.
 Not here: when it is called (``node/upkeep.py``, get and consume), dead-lettering (``messages.py``), and what
 becomes of messages that wait (``delays.py``), which are due in the same steps.
-Invariant: messages leave only at the head of their queue, in the order in which they would be delivered; held
-or claimed ones never expire. One call does a bounded amount of work. The caller does the rest in further
-commits, so that other work is served between them.
+Invariant: messages leave at the head of their queue, in the order in which they would be delivered, and by an
+expiration of their own also behind it; held or claimed ones never expire. One call does a bounded amount of
+work. The caller does the rest in further commits, so that other work is served between them.
 """
 
 from __future__ import annotations
@@ -15,21 +15,34 @@ from collections.abc import Iterable, Sequence
 
 from broker_core.broker.message.dead_letter import Reason
 from broker_core.broker.message.delays import Delays
+from broker_core.broker.message.due_entries import DueEntries, Rows
 from broker_core.broker.message.messages import Messages
 from broker_core.broker.message.overflow import Overflow
 from broker_core.broker.message.removals import Removals, leave, ranges
-from broker_core.broker.queue import Queue, Run
+from broker_core.broker.queue import Queue
+from broker_core.broker.queue.due_index import DueIndex
 from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.topology.registry import Registry
 from broker_core.core.block import Blocks, NotLoaded, together
 from broker_core.core.change import Change, InboxRow
 from broker_core.core.errors import ResourceShortage, StoreError
-from broker_core.routing.content import EXPIRATION, own_time_to_live_ms
+from broker_core.core.records import NEVER
+from broker_core.routing.content import own_expiration_us
 
 SLICE = 512  # messages that expire in one commit
 SLICE_BYTES = 4 * 1024 * 1024  # of bodies that are dead-lettered
 TOGETHER = 16  # blocks that one call asks for together
 _AT_ONCE = 0
+
+
+class Expirations(DueEntries):
+    """Of the messages themselves. What is held or claimed is looked at again when it is ready again."""
+
+    def index(self, queue: Queue) -> DueIndex[Queue] | None:
+        return queue.marks.expirations
+
+    def release(self, change: Change, queue: Queue, rows: Rows, now: int, removals: Removals) -> int:
+        return removals.add(queue, rows, "expired")
 
 
 class Expiry:
@@ -45,6 +58,7 @@ class Expiry:
         self._blocks = blocks
         self._messages = messages
         self.delays = Delays(blocks, messages)
+        self.expirations = Expirations(blocks, own_expiration_us)
         self._overflow = overflow
         self._pending_checks = pending_checks
 
@@ -52,13 +66,14 @@ class Expiry:
         """Notes when the head of the queue expires, or the next of its messages is due."""
         try:
             if queue.marks.waits is not None:
-                due = self.delays.deadline(queue)
-                if due is not None:
-                    self._pending_checks.plan(queue, due)
+                self._pending_checks.plan(queue, self.delays.deadline(queue))
+                return
+            self._pending_checks.plan(queue, self.expirations.deadline(queue))
+            if queue.arguments.ttl_ms is None:
                 return
             offset = queue.ready.head(queue.log.visible_end)
-            deadline = self.deadline(queue, offset) if offset is not None else None
-            if offset is None or deadline is None or self._pending_checks.is_planned(queue, deadline):
+            deadline = NEVER if offset is None else self.deadline(queue, offset)
+            if offset is None or self._pending_checks.is_planned(queue, deadline):
                 return
             if queue.arguments.dead_letters:
                 with contextlib.suppress(NotLoaded):
@@ -86,10 +101,9 @@ class Expiry:
                 continue
             try:
                 if queue.marks.waits is not None:
-                    due_us = self.delays.deadline(queue)
-                    expired = due_us is not None and due_us <= now
+                    expired = self.delays.deadline(queue) <= now
                 else:
-                    expired = self.head_expired(queue, now)
+                    expired = self.expirations.deadline(queue) <= now or self.head_expired(queue, now)
             except NotLoaded:
                 expired = True  # perhaps: ``expire`` loads it
             except StoreError:
@@ -102,33 +116,23 @@ class Expiry:
                 self.plan(queue)
         return due
 
-    def deadline(self, queue: Queue, offset: int) -> int | None:
-        """Returns when an entry expires, in microseconds since the epoch; None: never. The time to live
-        starts at commit. The last answer is kept: it never changes, and the next block may be on disk.
+    def deadline(self, queue: Queue, offset: int) -> int:
+        """Returns when an entry expires, in microseconds since the epoch; NEVER or later: it does not. The
+        time to live starts at commit. The last answer is kept: it never changes, and the next block may be on
+        disk.
         """
         cached = queue.marks.deadline
         if cached is not None and cached[0] == offset:
             return cached[1]
-        run, number = queue.log.locate(offset)
-        deadline = self._deadline(queue, run, number)
+        run, _ = queue.log.locate(offset)
+        ttl_ms = queue.arguments.ttl_ms
+        if run.block.expires_us >= NEVER and (run.sequence or ttl_ms is None):
+            return NEVER if ttl_ms is None else run.committed_at + ttl_ms * 1000
+        row = self._messages.fetch(queue, offset)
+        deadline = row.committed_at + lifetime_us(queue, row)
         if run.block.inbox is None:
             queue.marks.deadline = (offset, deadline)
         return deadline
-
-    def _deadline(self, queue: Queue, run: Run, number: int) -> int | None:
-        ttl_ms = queue.arguments.ttl_ms
-        own_ms: int | None = None
-        if self._blocks.may_expire(run.block):
-            own_ms = own_time_to_live_ms(self._blocks.row(run.block.block_id, number).properties)
-        elif ttl_ms is None:
-            return None
-        times_ms = [time_ms for time_ms in (ttl_ms, own_ms) if time_ms is not None]
-        if not times_ms:
-            return None
-        committed_at = (
-            run.committed_at if run.sequence else self._blocks.row(run.block.block_id, number).committed_at
-        )
-        return committed_at + min(times_ms) * 1000
 
     def head_expired(self, queue: Queue, now: int) -> bool:
         """Returns whether the next message must leave instead of being delivered: it is too old, or was
@@ -139,10 +143,7 @@ class Expiry:
         offset = queue.ready.head(queue.log.visible_end)
         if offset is None:
             return False
-        late = queue.ready.over_limit(offset)
-        if not late:
-            deadline = self.deadline(queue, offset)
-            late = deadline is not None and deadline <= now
+        late = queue.ready.over_limit(offset) or self.deadline(queue, offset) <= now
         if late and queue.arguments.dead_letters:
             self._messages.fetch(queue, offset)
         return late
@@ -174,10 +175,7 @@ class Expiry:
             while not (done or removals.full) and room > 0 and room_bytes > 0:
                 bounds = now, room, room_bytes, removals
                 try:
-                    if queue.marks.waits is not None:
-                        cost, size_bytes, done = self.delays.deliver(change, queue, *bounds)
-                    else:
-                        cost, size_bytes, done = self._expire_some(queue, *bounds)
+                    cost, size_bytes, done = self._expire_some(change, queue, *bounds)
                 except NotLoaded as wanted:
                     missing.append(wanted)
                     break
@@ -201,11 +199,22 @@ class Expiry:
         return left + cut
 
     def _expire_some(
+        self, change: Change, queue: Queue, now: int, room: int, room_bytes: int, removals: Removals
+    ) -> tuple[int, int, bool]:
+        """Expires the next ready entries that must leave, and once none is at the head, those behind it.
+        Returns what it used of ``room`` and ``room_bytes``, and whether the others stay.
+        """
+        if queue.marks.waits is not None:
+            return self.delays.leave(change, queue, now, room, room_bytes, removals)
+        cost, size_bytes, done = self._expire_head(queue, now, room, room_bytes, removals)
+        if not done:
+            return cost, size_bytes, False
+        more = self.expirations.leave(change, queue, now, room - cost, room_bytes - size_bytes, removals)
+        return cost + more[0], size_bytes + more[1], more[2]
+
+    def _expire_head(
         self, queue: Queue, now: int, room: int, room_bytes: int, removals: Removals
     ) -> tuple[int, int, bool]:
-        """Expires the next ready entries that must leave. Returns what it used of ``room`` and
-        ``room_bytes``, and whether the next entry stays.
-        """
         entries: Sequence[int] = ()
         try:
             unread = self._unread(queue, now)
@@ -242,7 +251,7 @@ class Expiry:
         if head is None:
             return 0
         run, _ = queue.log.locate(head)
-        if not run.sequence or run.committed_at + ttl_ms * 1000 > now or self._blocks.may_expire(run.block):
+        if not run.sequence or run.committed_at + ttl_ms * 1000 > now or run.block.expires_us < NEVER:
             return 0
         return run.end - head
 
@@ -256,7 +265,6 @@ class Expiry:
         """
         rows: list[InboxRow] = []
         reason: Reason = "expired"
-        ttl_us = None if queue.arguments.ttl_ms is None else queue.arguments.ttl_ms * 1000
         deliveries = queue.ready.deliveries
         for start, end in ranges(entries):
             while start < end:
@@ -270,7 +278,7 @@ class Expiry:
                     why: Reason = "expired"
                     if deliveries is not None and deliveries.over_limit(offset):
                         why = "delivery_limit"
-                    elif (deadline := _deadline_of(row, ttl_us)) is None or deadline > now:
+                    elif (deadline := row.committed_at + lifetime_us(queue, row)) > now:
                         # known from now on, though the block may be gone from memory before its row is
                         queue.marks.deadline = (offset, deadline)
                         return rows, reason, False
@@ -284,9 +292,7 @@ class Expiry:
         return rows, reason, True
 
 
-def _deadline_of(row: InboxRow, ttl_us: int | None) -> int | None:
-    if row.properties and row.properties[0] & EXPIRATION:
-        own_ms = own_time_to_live_ms(row.properties)
-        if own_ms is not None and (ttl_us is None or own_ms * 1000 < ttl_us):
-            ttl_us = own_ms * 1000
-    return None if ttl_us is None else row.committed_at + ttl_us
+def lifetime_us(queue: Queue, row: InboxRow) -> int:
+    """Returns how long after its commit a message expires; NEVER: it does not."""
+    ttl_ms, own_us = queue.arguments.ttl_ms, own_expiration_us(row.properties)
+    return own_us if ttl_ms is None else min(own_us, ttl_ms * 1000)

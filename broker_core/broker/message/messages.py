@@ -12,13 +12,12 @@ much for one commit leaves its queue in a later one (``PendingChecks.overfull``)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from broker_core.broker.message.admission import NO_IDS, Admission
 from broker_core.broker.message.append_many import append_many
@@ -30,14 +29,15 @@ from broker_core.broker.queue.pending_checks import PendingChecks
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Share, Spilled, SpilledLetters
-from broker_core.broker.transaction.transaction import MessageTransactions, StagedMessages
-from broker_core.core.block import Blocks, RowSelection, selected_rows
+from broker_core.broker.transaction.transaction import MessageTransactions
+from broker_core.core.block import Blocks, selected_rows
 from broker_core.core.change import PUBLISHED, ROUTE, Change, InboxRow, Numbers
 from broker_core.core.errors import RemoteProtocolError
-from broker_core.core.ids import NO_SEQUENCE, BlockId, QueueId
+from broker_core.core.ids import NO_SEQUENCE
+from broker_core.core.records import NEVER
 from broker_core.message.message import Message
 from broker_core.message.properties import TRANSIENT, delivery_mode
-from broker_core.routing.content import EXPIRATION, own_time_to_live_ms
+from broker_core.routing.content import EXPIRATION, own_expiration_us
 
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
@@ -107,7 +107,7 @@ class Messages:
                     break
             if not queues:
                 continue
-            written = queues[0].written or any(queue.written for queue in queues)
+            written, expires_us = queues[0].written or any(queue.written for queue in queues), NEVER
             if properties and properties != self._ordinary:
                 try:
                     if delivery_mode(properties) == TRANSIENT:
@@ -117,7 +117,7 @@ class Messages:
                 except RemoteProtocolError:
                     pass  # damaged properties are accepted as they are
                 if properties[0] & EXPIRATION:
-                    _mark_timed(queues, properties)
+                    expires_us = _mark_timed(queues, properties, now)
             block = self._blocks.open() if written else self._blocks.transient()
             row = block.rows
             routes = b""
@@ -138,7 +138,7 @@ class Messages:
                 InboxRow,
                 (block.block_id, row, sequence, now, exchange, routing_key, properties, body, routes),
             )
-            block.add(entry)
+            block.add(entry, expires_us)
             if written:
                 change.rows.append(entry)
             for queue in queues:
@@ -165,7 +165,7 @@ class Messages:
                 block = self._blocks.open()
                 routes = ROUTE.pack(queue.queue_id, run.first + ahead)
                 entry = row._replace(block_id=block.block_id, row=block.rows, routes=routes)
-                block.add(entry)
+                block.add(entry, run.block.expires_us)
                 change.rows.append(entry)
                 if pieces and pieces[-1].block is block:
                     pieces[-1].extend(entry.row)
@@ -212,12 +212,13 @@ class Messages:
             effects.letters, effects.source = False, None
 
 
-def _mark_timed(queues: Queues, properties: bytes) -> None:
-    """They get a message that has an expiration of its own."""
-    at_once = own_time_to_live_ms(properties) == 0
+def _mark_timed(queues: Queues, properties: bytes, now: int) -> int:
+    """They get a message that has an expiration of its own. Returns when it expires."""
+    own_us = own_expiration_us(properties)
     for queue in queues:
-        queue.marks.timed = True
-        queue.marks.hasty = queue.marks.hasty or at_once
+        queue.marks.expire_at(queue.log.next_offset, 1, now + own_us)
+        queue.marks.hasty = queue.marks.hasty or own_us == 0
+    return now + own_us
 
 
 class StoredMessages:
@@ -230,91 +231,16 @@ class StoredMessages:
         self._messages = messages
         self._blocks, self._numbers, self._overflow = messages._blocks, messages._numbers, messages._overflow
         self._undo = self._blocks.undo
-        self._virtual_hosts = messages._virtual_hosts
-        self._queues = self._virtual_hosts.registry.by_id
-        self._pending_checks, self._admission = messages._pending_checks, messages.admission
-        self._touched = self._pending_checks.touched
+        self._touched, self._admission = messages._pending_checks.touched, messages.admission
 
-    def enqueue_block(
-        self,
-        change: Change,
-        block_id: BlockId,
-        rows: int,
-        size_bytes: int,
-        routes: Mapping[QueueId, RowSelection],
-        now: int,
-    ) -> dict[QueueId, int]:
-        """Makes a stored block visible: one run per queue id of ``routes``. Deleted
-        queues are left out. Returns the first offset per queue id.
-
-        A block that is not known yet is named by ``change``. A transient message among the rows counts as
-        written.
-        """
-        selections = {
-            queue_id: new
-            for queue_id, selection in routes.items()
-            if (queue := self._queues.get(queue_id)) is not None
-            and (new := self._new_rows(block_id, queue, selection, now))
-        }
-        if block_id not in self._blocks.by_id:
-            if not selections:
-                change.forgets.append(block_id)
-                return {}
-            change.names.append(block_id)
-        self._blocks.name(block_id, rows, size_bytes)
-        firsts: dict[QueueId, int] = {}
-        removals = self._messages.removals(change, now)
-        for queue_id, (row, count, bitmap) in selections.items():
-            queue = self._queues[queue_id]
-            first = firsts[queue_id] = queue.log.append(count, block_id, row, bitmap, change.sequence, now)
-            change.effects.note(PUBLISHED, queue, first, first + count)
-            if queue.written:
-                change.put(queue.log.record_last_run())
-            self._touched.add(queue)
-            queue.marks.timed = True
-            if queue.arguments.limited:
-                self._overflow.measure(queue, first)
-                self._overflow.cut(change, queue, now, removals)
-        if removals:
-            self._messages.dead_letter_all(change, removals, now)
-        return firsts
-
-    def _new_rows(
-        self, block_id: BlockId, queue: Queue, selection: RowSelection, now: int
-    ) -> RowSelection | None:
-        if queue.log.ids is None:
-            return selection
-        return self._admission.new_rows(block_id, queue, selection, now, queue.log.next_offset)
-
-    def enqueue_staged(self, change: Change, staged: StagedMessages, now: int) -> None:
-        """Makes rows visible that Spark's tasks staged."""
-        if staged.inline is not None:
-            self._enqueue_inline(change, staged.inline, staged.routes, now)
-        elif staged.rows:
-            self.enqueue_block(change, staged.block_id, staged.rows, staged.size_bytes, staged.routes, now)
-
-    def _enqueue_inline(
-        self, change: Change, block: pa.RecordBatch, routes: Mapping[QueueId, RowSelection], now: int
-    ) -> None:
-        """Makes a few rows part of the open block."""
-        targets: list[list[Queue]] = [[] for _ in range(block.num_rows)]
-        for queue_id, selection in routes.items():
-            queue = self._queues.get(queue_id)
-            if queue is not None:
-                for row in selected_rows(selection):
-                    targets[row].append(queue)
-        messages = (
-            Message(row["body"], row["routing_key"], row["exchange"], row["properties"])
-            for row in block.to_pylist()
-        )
-        self._messages.enqueue(
-            change,
-            [Publish(message, tuple(queues)) for message, queues in zip(messages, targets, strict=True)],
-            now,
-        )
+    def enqueue_staged(self, change: Change, staged: Spilled | list[Publish], now: int) -> None:
+        if isinstance(staged, Spilled):
+            self.enqueue_spilled(change, staged, now, None)
+        else:
+            self._messages.enqueue(change, staged, now)
 
     def enqueue_spilled(self, change: Change, spilled: Spilled, now: int, connection: object) -> None:
-        """Makes a spilled piece of a transaction visible. Raises nothing."""
+        """Makes a stored piece of a transaction visible. Raises NotLoaded, of what is staged alone."""
         change.sequence = change.sequence or self._numbers.next_sequence()
         shares = list(spilled.shares())
         if change.drops_duplicates and any(share.queue.log.ids is not None for share in shares):
@@ -325,8 +251,7 @@ class StoredMessages:
                 return
             change.names.append(spilled.block_id)
         block = self._blocks.name(spilled.block_id, spilled.rows, spilled.size_bytes)
-        if block.expiring is None:
-            block.expiring = spilled.expiring
+        block.expires_us = min(block.expires_us, now + spilled.expiration_us)
         limited: dict[Queue, None] = {}
         for share in shares:
             self._enqueue_share(change, spilled, share, now, connection)
@@ -353,7 +278,7 @@ class StoredMessages:
         sizes: npt.NDArray[Any] | None = None
         if queue.arguments.max_bytes is not None:
             if queue.room.sizes is None:
-                self._overflow.measure(queue, queue.progress.floor)  # before new entries are added
+                self._overflow.measure(queue)  # before new entries are added
             sizes = spilled.sizes if spilled.sizes is not None else self._blocks.body_sizes(spilled.block_id)
         first = queue.log.append(count, spilled.block_id, row, bitmap, change.sequence, now)
         change.effects.note(PUBLISHED, queue, first, first + count)
@@ -363,8 +288,8 @@ class StoredMessages:
         if queue.consumers.publishers is not None and connection is not None:
             self._undo.append((setattr, queue.consumers, "publishers", dict(queue.consumers.publishers)))
             queue.consumers.publishers.update(dict.fromkeys(range(first, first + count), connection))
-        if spilled.expiring:
-            queue.marks.timed = True
+        if spilled.expiration_us < NEVER:
+            queue.marks.expire_at(first, count, now + spilled.expiration_us)
         if sizes is not None:
             rows = selected_rows(share.selection)
             for offset, size in enumerate(sizes[np.asarray(rows)].tolist(), first):

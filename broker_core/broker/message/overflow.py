@@ -70,20 +70,14 @@ class Overflow:
             {queue: (-messages, -size_bytes) for queue, (messages, size_bytes) in incoming.items()}
         )
 
-    def measure(self, queue: Queue, start: int) -> None:
-        """Measures the body sizes of a queue that is limited in bytes, from offset ``start`` on."""
-        if queue.arguments.max_bytes is None:
-            return
-        initial = queue.room.sizes is None
-        if initial:
-            self._know_sizes(queue)
-            queue.room.begin()
-            start = queue.progress.floor
-        for first, end in queue.progress.unsettled_within(start, queue.log.next_offset):
+    def measure(self, queue: Queue) -> None:
+        """Measures the body sizes of a queue that is limited in bytes."""
+        self._know_sizes(queue)
+        queue.room.begin()
+        for first, end in queue.progress.unsettled_within(queue.progress.floor, queue.log.next_offset):
             for offset in range(first, end):
                 queue.room.add(offset, self._size(queue, offset))
-        if initial:
-            queue.room.measure(queue.ready.held, queue.progress.claimed)
+        queue.room.measure(queue.ready.held, queue.progress.claimed)
 
     def _know_sizes(self, queue: Queue) -> None:
         """Raises NotLoaded for one block after the other, so that a long queue is never in memory as a
@@ -91,11 +85,8 @@ class Overflow:
         """
         for run in queue.log.runs:
             block = run.block
-            if (
-                block.inbox is None
-                and block.body_sizes is None
-                and queue.progress.unsettled_within(run.first, run.end)
-            ):
+            needed = queue.progress.unsettled_within(run.first, run.end)
+            if needed and block.inbox is None and block.body_sizes is None:
                 try:
                     self._blocks.body_sizes(block.block_id)
                 except NotLoaded as missing:
@@ -103,16 +94,13 @@ class Overflow:
 
     def _size(self, queue: Queue, offset: int) -> int:
         run, number = queue.log.locate(offset)
-        inbox = run.block.inbox
-        return (
-            len(inbox[number].body)
-            if inbox is not None
-            else int(self._blocks.body_sizes(run.block_id)[number])
-        )
+        if run.block.inbox is not None:
+            return len(run.block.inbox[number].body)
+        return int(self._blocks.body_sizes(run.block_id)[number])
 
     def _ready_bytes(self, queue: Queue) -> int:
         if queue.room.sizes is None:
-            self.measure(queue, queue.progress.floor)
+            self.measure(queue)
         return queue.room.ready_bytes
 
     def cut(self, change: Change, queue: Queue, now: int, removals: Removals) -> None:
@@ -133,9 +121,8 @@ class Overflow:
             if queue.arguments.dead_letters and removals.full:
                 self._pending_checks.cut_later(queue, now)
                 break
-            head = queue.ready.take_next(
-                1 if one_by_one else self._excess(queue, len(spared)), queue.log.next_offset
-            )
+            most = 1 if one_by_one else self._excess(queue, len(spared))
+            head = queue.ready.take_next(most, queue.log.next_offset)
             if not head:
                 break
             if len(head) > 1 and queue.room.sizes is not None:

@@ -15,6 +15,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.topology.topology import Topology
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.publish import Publish
+from broker_core.broker.transaction.spilled import Spilled
 from broker_core.broker.transaction.transaction import Transaction
 from broker_core.core.errors import PreconditionFailed
 
@@ -26,8 +27,7 @@ class VhostMessageLimit:
     def check(self, transaction: Transaction) -> None:
         """Raises PreconditionFailed for what does not fit as a whole. What it settles makes room."""
         leaving = _by_vhost(self._virtual_hosts, _leaving(transaction))
-        arriving = _by_vhost(self._virtual_hosts, _arriving(self._virtual_hosts, transaction))
-        for topology, more in arriving.items():
+        for topology, more in _by_vhost(self._virtual_hosts, _arriving(transaction)).items():
             rest = topology.tally.total - leaving.get(topology, 0)
             if more > topology.max_messages - rest:
                 raise PreconditionFailed(
@@ -55,19 +55,15 @@ class VhostMessageLimit:
         return admitted
 
 
-def _arriving(virtual_hosts: VirtualHosts, transaction: Transaction) -> Iterator[tuple[Queue, int]]:
+def _arriving(transaction: Transaction) -> Iterator[tuple[Queue, int]]:
     """Yields queues with how many messages come to each."""
-    for publish in transaction.publishes:
-        for queue in publish.queues:
-            yield queue, 1
-    for spilled in transaction.spilled:
-        for queue, selection in spilled.selections:
-            yield queue, selection.rows
-    for staged in transaction.staged:
-        for queue_id, selection in staged.routes.items():
-            queue_of_id = virtual_hosts.registry.by_id.get(queue_id)
-            if queue_of_id is not None:
-                yield queue_of_id, selection.rows
+    for each in (transaction.publishes, *transaction.spilled, *transaction.staged):
+        if isinstance(each, Spilled):
+            for queue, selection in each.selections:
+                yield queue, selection.rows
+        else:
+            for publish in each:
+                yield from ((queue, 1) for queue in publish.queues)
 
 
 def _leaving(transaction: Transaction) -> Iterator[tuple[Queue, int]]:

@@ -104,16 +104,9 @@ class Run:
             raise ValueError(
                 f"{self._text()} of queue {queue_id} has {self.count} entries, and its bitmap selects others"
             )
-        return RunRecord(
-            queue_id,
-            self.first,
-            self.count,
-            self.block_id,
-            self.row,
-            bytes(self.bitmap),
-            self.sequence,
-            self.committed_at,
-        )
+        rows = self.block_id, self.row, bytes(self.bitmap)
+        times = self.sequence, self.committed_at, self.block.expires_us
+        return RunRecord(queue_id, self.first, self.count, *rows, *times)
 
     def extend(self, row: int) -> None:
         """Adds one row above all rows so far (else ValueError). A gap turns the run into a bitmap."""

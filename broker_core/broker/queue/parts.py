@@ -39,3 +39,4 @@ def requeue_parts(queue: Queue, parts: Parts) -> None:
         parts = [part for start, end in parts for part in progress.unsettled_within(start, end)]
     if parts:
         queue.ready.put_back(parts)
+        queue.marks.ready_again(parts)

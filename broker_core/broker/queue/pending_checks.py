@@ -11,9 +11,9 @@ import heapq
 
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.message_ids import MessageIds
+from broker_core.core.records import NEVER
 from broker_core.core.undo import Undo
 
-NEVER = 1 << 62
 _FEW = 64
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from broker_core.broker.queue.deliveries import Deliveries
 from broker_core.broker.queue.due_index import DueIndex
-from broker_core.broker.queue.log import Log
+from broker_core.broker.queue.log import Log, Run
 from broker_core.broker.queue.message_ids import MessageIds
 from broker_core.broker.queue.progress import IntervalSet, Progress
 from broker_core.broker.queue.ready import Ready
@@ -24,7 +24,7 @@ from broker_core.core.address import VHOST
 from broker_core.core.block import Blocks
 from broker_core.core.change import Change
 from broker_core.core.ids import QueueId
-from broker_core.core.records import DeliveryRecord, HoleRecord, ProgressRecord
+from broker_core.core.records import NEVER, DeliveryRecord, HoleRecord, ProgressRecord
 from broker_core.core.undo import Tally, Undo
 from broker_core.message.arguments import QueueArguments
 from broker_core.message.arguments.policy import NO_POLICY, Policy
@@ -39,19 +39,37 @@ class Marks:
     """
 
     __slots__ = (
-        "deadline", "delivered", "delivered_no_ack", "got", "got_no_ack", "hasty", "offered", "redelivered",
-        "timed", "used_at_us", "waits",
+        "_undo", "deadline", "delivered", "delivered_no_ack", "expirations", "got", "got_no_ack", "hasty",
+        "offered", "redelivered", "timed", "used_at_us", "waits",
     )  # fmt: skip
 
-    def __init__(self, ttl_ms: int | None) -> None:
+    def __init__(self, ttl_ms: int | None, undo: Undo) -> None:
+        self._undo = undo
         self.timed = ttl_ms is not None  # some message received since the start may expire
         self.hasty = ttl_ms == 0  # a message that no consumer takes at once has expired
         self.offered = 0  # entries below were visible when dispatch last looked at the consumers
-        # of the entry that was last at the head: its offset, and when it expires (None: never)
-        self.deadline: tuple[int, int | None] | None = None
+        # of the entry that was last at the head: its offset, and when it expires
+        self.deadline: tuple[int, int] | None = None
+        self.expirations: DueIndex[Queue] | None = None  # of messages with an expiration of their own
         self.waits: DueIndex[Queue] | None = None  # of a queue of messages that wait for their exchange
         self.used_at_us = 0  # last declared, consumed or got from (x-expires)
         self.delivered = self.delivered_no_ack = self.got = self.got_no_ack = self.redelivered = 0
+
+    def expire_at(self, first: int, count: int, expires_us: int) -> None:
+        """Some of the newest entries expire at that time or later, by an expiration of their own."""
+        if self.expirations is None:
+            self.timed, self.expirations = True, DueIndex(self._undo)
+        if self.waits is None:
+            self.expirations.expect(first, first + count, expires_us)
+
+    def loaded(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            if run.block.expires_us < NEVER:
+                self.expire_at(run.first, run.count, run.block.expires_us)
+
+    def ready_again(self, parts: Iterable[Sequence[int]]) -> None:
+        if self.expirations is not None:
+            self.expirations.look_again(parts)
 
     def got_one(self, again: bool) -> bool:
         self.got += 1
@@ -91,7 +109,7 @@ class Queue:
         self.written = durable and not exclusive
         self.deleted = False
         self.consumers: Consumers[Any] = Consumers(self.full_name, undo, single=parsed.single_active_consumer)
-        self.marks = Marks(parsed.ttl_ms)
+        self.marks = Marks(parsed.ttl_ms, undo)
         self.log = Log(queue_id, name, blocks, tally)
         self.progress = Progress(undo, tally)
         if parsed.deduplication is not None:
@@ -233,7 +251,9 @@ class Queue:
 
     def _unclaim(self) -> None:
         """Makes claimed and unsettled entries ready again, as redelivered."""
-        self.ready.put_back_all(self.progress.unclaim())
+        claimed = self.progress.unclaim()
+        self.ready.put_back_all(claimed)
+        self.marks.ready_again(claimed)
         self.room.unclaim()
 
     def release(self) -> None:
@@ -291,6 +311,7 @@ class Queue:
             self.settle(start, end)
         self.log.show()
         self.ready.loaded(clean=clean)
+        self.marks.loaded(self.log.runs)
         self.free(0, self.log.next_offset)
 
     # -- durable ---------------------------------------------------------------------------------------------

@@ -22,7 +22,9 @@ from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.transaction.publish import Publish
 from broker_core.core.block import EXPIRATION, RowSelection, row_numbers, select
 from broker_core.core.ids import BlockId, QueueId
+from broker_core.core.records import NEVER
 from broker_core.message.properties import TRANSIENT, delivery_mode
+from broker_core.routing.content import own_expiration_us
 
 
 class Share(NamedTuple):
@@ -51,7 +53,7 @@ class Spilled(NamedTuple):
     rows: int
     size_bytes: int
     selections: list[tuple[Queue, RowSelection]]
-    expiring: bool  # some message has its own expiration
+    expiration_us: int  # the shortest that a message has of its own
     transient: bytes = b""  # rows that must not survive a restart; empty: none
     mandatory: bytes = b""
     sizes: npt.NDArray[np.uint32] | None = None
@@ -59,7 +61,7 @@ class Spilled(NamedTuple):
     def record(self) -> dict[str, object]:
         """Returns the record for the catalog, as JSON."""
         return {
-            "block": [self.block_id, self.rows, self.size_bytes, self.expiring],
+            "block": [self.block_id, self.rows, self.size_bytes, self.expiration_us],
             "queues": {
                 str(queue.queue_id): [row, count, bitmap.hex()]
                 for queue, (row, count, bitmap) in self.selections
@@ -102,7 +104,7 @@ def spill(block_id: BlockId, size_bytes: int, publishes: Sequence[Publish]) -> S
     by_route: dict[Queues, list[int]] = {}
     transient: list[int] = []
     mandatory: list[int] = []
-    expiring = False
+    expiration_us = NEVER
     for row, (message, queues, must_arrive) in enumerate(publishes):
         rows = same.get(id(queues))
         if rows is None:
@@ -110,7 +112,8 @@ def spill(block_id: BlockId, size_bytes: int, publishes: Sequence[Publish]) -> S
         rows.append(row)
         properties = message.properties
         if properties:
-            expiring = expiring or bool(properties[0] & EXPIRATION)
+            if properties[0] & EXPIRATION:
+                expiration_us = min(expiration_us, own_expiration_us(properties))
             if delivery_mode(properties) == TRANSIENT:
                 transient.append(row)
         if must_arrive:
@@ -120,16 +123,8 @@ def spill(block_id: BlockId, size_bytes: int, publishes: Sequence[Publish]) -> S
     if any(queue.arguments.max_bytes is not None for queue, _ in selections):
         sizes = np.array([len(publish.message.body) for publish in publishes], np.uint32)
     count = len(publishes)
-    return Spilled(
-        block_id,
-        count,
-        size_bytes,
-        selections,
-        expiring,
-        _packed(transient, count),
-        _packed(mandatory, count),
-        sizes,
-    )
+    flags = _packed(transient, count), _packed(mandatory, count)
+    return Spilled(block_id, count, size_bytes, selections, expiration_us, *flags, sizes)
 
 
 def _selections(by_route: Mapping[Queues, list[int]]) -> Iterator[tuple[Queue, RowSelection]]:
@@ -149,7 +144,7 @@ def _selections(by_route: Mapping[Queues, list[int]]) -> Iterator[tuple[Queue, R
 
 def restore(record: Mapping[str, Any], queues: Mapping[QueueId, Queue]) -> tuple[Spilled, int]:
     """Returns what ``Spilled.record`` wrote, and how many messages are for deleted queues."""
-    block_id, rows, size_bytes, expiring = record["block"]
+    block_id, rows, size_bytes, expiration_us = record["block"]
     found: list[tuple[Queue, RowSelection]] = []
     gone = 0
     for queue_id, (row, count, bitmap) in record["queues"].items():
@@ -159,7 +154,7 @@ def restore(record: Mapping[str, Any], queues: Mapping[QueueId, Queue]) -> tuple
         else:
             found.append((queue, RowSelection(row, count, bytes.fromhex(bitmap))))
     transient, mandatory = (bytes.fromhex(record.get(name, "")) for name in ("transient", "mandatory"))
-    return Spilled(block_id, rows, size_bytes, found, expiring, transient, mandatory), gone
+    return Spilled(block_id, rows, size_bytes, found, expiration_us, transient, mandatory), gone
 
 
 def _packed(rows: list[int], count: int) -> bytes:

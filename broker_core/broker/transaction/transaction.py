@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ from broker_core.broker.access.users import name_of
 from broker_core.broker.queue import Queue, Queues
 from broker_core.broker.transaction.publish import Publish
 from broker_core.broker.transaction.spilled import Letters, Spilled, SpilledLetters, restore
-from broker_core.core.block import EXPIRATION, NotLoaded, RowSelection
+from broker_core.core.block import EXPIRATION, NotLoaded, selected_rows
 from broker_core.core.change import InboxRow
 from broker_core.core.errors import TransactionState, TransactionTooLarge
 from broker_core.core.ids import BlockId, QueueId
@@ -61,19 +61,6 @@ class Settle(NamedTuple):
     queue: Queue
     offset: int
     outcome: Outcome
-
-
-class StagedMessages(NamedTuple):
-    """Messages that Spark's tasks have staged, and which of them each queue gets, as of that time.
-
-    They are block ``block_id``, or, if that is NO_BLOCK, a few rows in ``inline``.
-    """
-
-    block_id: BlockId
-    rows: int
-    size_bytes: int
-    routes: Mapping[QueueId, RowSelection]
-    inline: pa.RecordBatch | None = None
 
 
 class Consumed(NamedTuple):
@@ -116,7 +103,7 @@ class Transaction:
         "unspilled_bytes", "xid",
     )  # fmt: skip
 
-    staged: Sequence[StagedMessages] = ()
+    staged: Sequence[Spilled | list[Publish]] = ()  # in this order
     consumed: Sequence[Consumed] = ()
     decided = False
 
@@ -232,13 +219,15 @@ class Transaction:
         """Returns its dead letters that were written before its commit."""
         return () if self.letters is None else self.letters.ahead or ()
 
-    def blocks_with_ids(self, queues: Mapping[QueueId, Queue]) -> list[tuple[BlockId, Queue]]:
+    def blocks_with_ids(self) -> list[tuple[BlockId, Queue]]:
         """Returns its stored blocks, each with the queues that remember the ids of its messages."""
-        found = [(spilled.block_id, queue) for spilled in self.spilled for queue, _ in spilled.selections]
-        for staged in self.staged:
-            if staged.inline is None:
-                found += [(staged.block_id, queues[each]) for each in staged.routes if each in queues]
-        return [pair for pair in found if pair[1].log.ids is not None and not pair[1].deleted]
+        return [
+            (each.block_id, queue)
+            for each in (*self.spilled, *self.staged)
+            if isinstance(each, Spilled)
+            for queue, _ in each.selections
+            if queue.log.ids is not None and not queue.deleted
+        ]
 
     @property
     def memory_bytes(self) -> int:
@@ -358,17 +347,20 @@ class StagedTransaction(Transaction):
     def __init__(self, name: str, opened_us: int) -> None:
         super().__init__(Limits(None, None), opened_us, name)
         self.transactional = True
-        self.staged: list[StagedMessages] = []
+        self.staged: list[Spilled | list[Publish]] = []
         self.consumed: list[Consumed] = []
         self.decided = False
 
-    def stage(self, staged: StagedMessages, queues: Mapping[QueueId, Queue]) -> None:
-        """Publishes what was staged. Queues deleted since then are left out."""
-        self.staged.append(staged)
-        for queue_id, (_row, count, _bitmap) in staged.routes.items():
-            queue = queues.get(queue_id)
-            if queue is not None and queue.arguments.limited:
-                self._count(queue, count, staged.size_bytes * count // max(1, staged.rows))
+    def stage(self, piece: Spilled, rows: list[dict[str, Any]]) -> None:
+        """Publishes what was staged. ``rows``: the messages, where they are few and in no block."""
+        targets: list[list[Queue]] = [[] for _ in rows]
+        for queue, selection in piece.selections:
+            if queue.arguments.limited:
+                self._count(queue, selection.rows, piece.size_bytes * selection.rows // max(1, piece.rows))
+            for row in () if piece.block_id else selected_rows(selection):
+                targets[row].append(queue)
+        few = [Publish(Message(**row), tuple(queues)) for row, queues in zip(rows, targets, strict=True)]
+        self.staged.append(piece if piece.block_id else few)
 
 
 def to_rows(messages: Sequence[Message]) -> pa.RecordBatch:

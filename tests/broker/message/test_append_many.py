@@ -118,7 +118,7 @@ def test_messages_alike_leave_what_they_leave_one_by_one(transactions, rows, siz
 
 def marks(queue) -> object:
     """What a snapshot leaves out."""
-    return queue.marks.timed, queue.marks.hasty, [run.block.expiring for run in queue.log.runs]
+    return queue.marks.timed, queue.marks.hasty, [run.block.expires_us for run in queue.log.runs]
 
 
 def test_the_usual_transactions_are_appended_together(monkeypatch: pytest.MonkeyPatch):

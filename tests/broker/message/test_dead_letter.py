@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_core.core import errors
+from broker_core.core.records import NEVER
 from broker_core.message.field_table import Long
 from broker_core.message.properties import Properties, raw_headers, rewrite, with_raw_headers
-from broker_core.routing.content import time_to_live_ms
+from broker_core.routing.content import own_expiration_us
 
 values = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=9), st.binary(max_size=9)
@@ -79,4 +80,5 @@ def test_damaged_properties_are_not_rewritten(data: bytes) -> None:
     [("0", 0), ("+5", 5), ("60000", 60000), ("", None), ("soon", None), ("1.5", None), (None, None)],
 )
 def test_a_time_to_live_is_a_whole_number(text: str | None, expected: int | None) -> None:
-    assert time_to_live_ms(text) == expected
+    found_us = own_expiration_us(Properties(expiration=text).encode())
+    assert found_us == (NEVER if expected is None else expected * 1000)

@@ -95,14 +95,14 @@ def test_no_queue_waits_for_all_of_another_one_to_expire(node: Node) -> None:
     assert node.browse("small") == [] and node.browse("great") != []
 
 
-def test_expiry_stops_at_the_first_message_that_stays_whatever_is_behind_it(node: Node) -> None:
+def test_what_expires_leaves_at_the_head_and_behind_a_message_that_stays(node: Node) -> None:
     declared(node, "dead")
     declared(node, "q", **TO_DEAD)
     for body, time in ((b"1", "1000"), (b"2", "1000"), (b"3", ""), (b"4", "1000")):
         publish(node, "q", body, properties=Properties(expiration=time or None).encode())
     node.clock.advance(5)
     node.broker.upkeep.expire()
-    assert (node.browse("q"), node.browse("dead")) == ([b"3", b"4"], [b"1", b"2"])
+    assert (node.browse("q"), node.browse("dead")) == ([b"3"], [b"1", b"2", b"4"])
 
 
 def test_upkeep_expires_all_of_a_great_many_and_seals_meanwhile(node: Node) -> None:

@@ -12,9 +12,11 @@ from types import FrameType
 import pyarrow as pa
 import pytest
 
+from broker_core.broker.transaction.spilled import Spilled
 from broker_core.core import errors, failpoint
 from broker_core.core.block import RowSelection
 from broker_core.core.change import Change
+from broker_core.core.records import NEVER
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
@@ -154,11 +156,10 @@ def test_a_block_that_a_staged_part_holds_is_neither_forgotten_nor_compacted(dir
     assert broker.state.living_rows([info.block_id]) == {}
 
     def publish(_state: object, change: Change, now: int) -> None:
-        queue_id = broker.state.topology.queue("q").queue_id
+        queue = broker.state.topology.queue("q")
         change.sequence = broker.state.numbers.next_sequence()
-        broker.state.stored.enqueue_block(
-            change, info.block_id, 1, 0, {queue_id: RowSelection(0, 1, b"")}, now
-        )
+        piece = Spilled(info.block_id, 1, 0, [(queue, RowSelection(0, 1, b""))], NEVER)
+        broker.state.stored.enqueue_spilled(change, piece, now, None)
         broker.state.blocks.unhold(change, info.block_id)
 
     broker.run(publish)
