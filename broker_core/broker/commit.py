@@ -140,8 +140,6 @@ class Commits:
             self._stored.enqueue_letters(change, written, now)
         if xid and not transaction.decided:
             self._names.end(change, xid, "committed", now, by_hand)
-        if self._pending_checks.remembering:
-            self._messages.admission.record(change, now)
         return _new(CommitResult, (change.sequence, returned, rejected, left, 0, unreached))
 
     def _name(self, change: Change, xid: str, now: int) -> None:

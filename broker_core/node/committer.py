@@ -1,29 +1,27 @@
 """Group commit with a leader and followers: a thread that commits while there is no leader becomes the leader
 and commits for all waiting threads.
 
-There is no committer thread, so a single commit waits for no other thread. Not here: what a work does
-(``broker/``), how a change becomes durable (``store/``), which blocks it can read (``loaded_blocks.py``).
+There is no committer thread: a single commit waits for no other thread. Not here: what a work does
+(``broker/``), how a change becomes durable (``store/``), which blocks it reads (``loaded_blocks.py``).
 
 A commit, in this order:
 1. plan: under the state lock each waiting work runs, in order, and fills its change, which is encoded. A work
-   that raises, or whose change cannot be encoded, fails alone: its changes in memory are undone, and its
-   change is dropped. A work that needs a block which is not in memory is undone too, and the others go on:
-   its caller loads the block without the lock, and the work runs again in a later group. Works for which
-   there is no time left are the first of the next group
+   that raises, or whose change cannot be encoded, fails alone: it is undone in memory, its change dropped. So
+   is one that needs a block which is not in memory: its caller loads the block without the lock, and it runs
+   again in a later group. Works for which there is no time left are the first of the next group
 2. make durable: one ``store.commit`` for all changes of the group
 3. show: under the state lock, new entries become visible. After a kill before it the next start shows them
 4. answer: all callers of the group; if work is waiting, one of the waiting threads becomes the leader. A
    thread that is woken wakes the next one: fewer compete for the interpreter than if the leader woke all
 
-A waiting thread is the leader from the moment that ``leads`` is set until its group is done. If it leaves
-because of an exception from outside, another thread gets the lead, and the next one is woken. In the main
-thread signal handlers wait until :meth:`Committer.run` is over (``deferred_signals.py``).
+A waiting thread leads from the moment that ``leads`` is set until its group is done. If an exception from
+outside ends it, another thread gets the lead, and the next one is woken. In the main thread signal handlers
+wait until :meth:`Committer.run` is over (``deferred_signals.py``).
 
 Invariant: no caller is answered and no change is visible before it is durable. When a work is ``done``, the
 earlier works of its origin are. While callers wait, one of them is the leader. Nothing is read from the disk
-under the lock. While a work waits for a block, the later works of the same origin (a channel) wait behind it.
-After a failure in 2, memory and disk may differ, so nothing is committed again: every waiting or later caller
-gets StoreFailed.
+under the lock. While a work waits for a block, later works of its origin (a channel) wait behind it. After a
+failure in 2, memory and disk may differ, so nothing is committed again: all callers get StoreFailed.
 """
 
 from __future__ import annotations
@@ -390,6 +388,8 @@ class Committer:
         self.loaded_blocks.loaded = waiting.loaded
         try:
             waiting.answer = waiting.work(self._state, change, now_us)
+            if self._state.pending_checks.remembering:  # whichever work has enqueued them
+                self._state.messages.admission.record(change, now_us)
             if change.rows or change:
                 self._store.encode(change)
                 if len(change.effects) or not change.effects.is_plain:

@@ -21,6 +21,7 @@ from broker_core.core.records import MessageIdsRecord
 from broker_core.engine import BranchHeader
 from broker_core.message.deduplication import COST_BYTES, HEADER, Deduplication
 from broker_core.message.properties import Properties
+from broker_core.node.committer import changes
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.routing import memory
 from broker_core.server.access.vhosts import Vhosts
@@ -111,9 +112,49 @@ def staged_many(node: Node, ids: Sequence[str]) -> None:
     staged(node, ids, copies=2_000)
 
 
+def delayed(node: Node, ids: Sequence[str]) -> None:
+    through(node, ids, "x-delayed-message", {"x-delayed-type": "fanout"}, {"x-delay": 20})
+
+
+def through_another(node: Node, ids: Sequence[str]) -> None:
+    """An exchange that drops duplicates too, if the queue does: behind one, another one lets each pass."""
+    if entrance(node) == "":
+        through(node, ids, "x-message-deduplication", {"x-cache-size": 1}, {})
+    else:
+        plain(node, ids)
+
+
+def through(
+    node: Node, ids: Sequence[str], kind: str, arguments: dict[str, Any], headers: dict[str, Any]
+) -> None:
+    """They wait in an exchange, and their commit is one of the broker."""
+    with node.channel() as channel:
+        channel.exchange_declare(kind, kind, arguments=arguments)
+        if ONCE in node.broker.state.topology.exchanges:
+            node.broker.run(changes(node.broker.state.topology.bind_exchange, ONCE, kind))
+        else:
+            channel.queue_bind(QUEUE, kind)
+        for id_ in ids:
+            properties = with_id(id_, headers={HEADER: id_, **headers})
+            channel.publish(id_.encode(), kind, "", properties)
+            node.clock.advance(0.03)
+            for _ in range(2):  # exchanges
+                node.broker.upkeep.expire()
+
+
 WAYS: dict[str, Callable[[Node, Sequence[str]], None]] = {
     each.__name__: each
-    for each in (plain, gathered, spilled, prepared, prepared_before_a_restart, staged, staged_many)
+    for each in (
+        plain,
+        gathered,
+        spilled,
+        prepared,
+        prepared_before_a_restart,
+        staged,
+        staged_many,
+        delayed,
+        through_another,
+    )
 }
 
 
@@ -136,6 +177,17 @@ def test_a_duplicate_is_dropped_whichever_way_both_came(
     assert queue.browse(QUEUE) == [b"a", b"b", b"c"]
     queue.restart()
     assert queue.browse(QUEUE) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_size_of_the_cache_holds_whichever_way_messages_come(node: Node, way: str) -> None:
+    """Without it ids that are forgotten still drop messages, and memory grows."""
+    declared(node, QUEUE, **{**WINDOW, "x-cache-size": 2})
+    WAYS[way](node, ["a", "b", "c", "d"])
+    WAYS[way](node, ["a", "d"])
+    assert node.drain(QUEUE) == [b"a", b"b", b"c", b"d", b"a"]
+    ids = node.broker.state.topology.queues[QUEUE].log.ids
+    assert ids is not None and len(ids) == 2
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -18,7 +18,7 @@ Outcome = Literal["ack", "reject", "requeue"]
 LENGTH = 3  # x-max-length of the bounded queues
 TTL_US = 1_000_000  # x-message-ttl of the queue ``timed``
 DEAD = "dead"
-LATER = "later"  # where messages wait for an exchange that delays; then they go to ``plain``
+LATER = "later"  # where messages wait for an exchange that delays; then they go to ``plain`` and ``once``
 DELAYS_MS = (470, 2_130)  # of a message, by its number
 EXPIRATIONS_MS = (None, 730, None, 2_570, None)  # likewise, where it goes to none but these
 EXPIRE = frozenset(["plain", "short", "timed", "refusing", "memory"])
@@ -62,8 +62,11 @@ def at_once(_copy: Copy) -> int:
     return 0
 
 
-# exchange in which messages wait -> when one is due, and the queue where it arrives
-WAITING: dict[str, tuple[Callable[[Copy], int], str]] = {LATER: (later_us, "plain"), NEWS: (at_once, "out")}
+# exchange in which messages wait -> when one is due, and the queues where it arrives
+WAITING: dict[str, tuple[Callable[[Copy], int], tuple[str, ...]]] = {
+    LATER: (later_us, ("plain", ONCE)),
+    NEWS: (at_once, ("out",)),
+}
 
 
 def _late(copy: Copy, now_us: int, name: str = "") -> bool:
@@ -200,11 +203,12 @@ class NaiveBroker:
 
     def arrive(self, now_us: int) -> None:
         """What waits and is due."""
-        for name, (due_us, queue) in WAITING.items():
+        for name, (due_us, queues) in WAITING.items():
             for copy in sorted(self.queues[name], key=due_us):
                 if due_us(copy) <= now_us:
                     self._remove(name, copy)
-                    self._enqueue(queue, Copy(copy.body, copy.durable, now_us), now_us)
+                    for queue in queues:
+                        self._enqueue(queue, Copy(copy.body, copy.durable, now_us), now_us)
 
     def purge(self, name: str) -> int:
         before = len(self.queues[name])

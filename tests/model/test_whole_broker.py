@@ -198,6 +198,15 @@ def a_message_is_sent_again(broker: WholeBroker) -> None:
     broker.publish_one(broker.peers[1], window, True, crash="", again=1)
 
 
+def a_delayed_message_is_sent_again(broker: WholeBroker) -> None:
+    """It has arrived, and the broker was killed."""
+    broker.publish_one(broker.peers[1], ROUTES.index((LATER,)), True, crash="")
+    broker.clock_step(5)
+    broker.upkeep("expire", crash="")
+    broker.restart("killed")
+    broker.publish_one(broker.peers[1], ROUTES.index((ONCE,)), True, crash="", again=1)
+
+
 def a_message_is_sent_again_to_an_exchange(broker: WholeBroker) -> None:
     """It has left; and once more after a crash."""
     for again in (0, 1, 1):
@@ -245,6 +254,10 @@ SHOWN: dict[str, tuple[Callable[[WholeBroker], None], Callable[[Patch], None]]] 
     "a duplicate is dropped by an exchange": (
         a_message_is_sent_again_to_an_exchange,
         lambda p: p.setattr(MessageIds, "has", no),
+    ),
+    "ids of messages that have waited are durable": (
+        a_delayed_message_is_sent_again,
+        lambda p: p.setattr(Admission, "record", nothing),
     ),
     "ids of an exchange are durable": (
         a_message_is_sent_again_to_an_exchange,

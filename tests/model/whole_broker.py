@@ -213,8 +213,8 @@ class WholeBroker(RuleBasedStateMachine):
             for number, route in enumerate(ROUTES):
                 if name in route:
                     channel.queue_bind(name, f"route{number}")
-            for exchange, (_, queue) in WAITING.items():
-                if name == queue:
+            for exchange, (_, queues) in WAITING.items():
+                if name in queues:
                     channel.queue_bind(name, exchange)
 
     def left(self) -> set[bytes]:
@@ -297,7 +297,8 @@ class WholeBroker(RuleBasedStateMachine):
         if (own_ms := expiration_ms(body, ROUTES[route])) is not None:
             properties = Properties(expiration=str(own_ms), delivery_mode=2 if persistent else 1).encode()
         if LATER in ROUTES[route]:
-            headers = {"x-delay": delay_ms(body)}
+            self.sent.append((body, persistent))
+            headers = {"x-delay": delay_ms(body), HEADER: body}
             properties = Properties(headers=headers, delivery_mode=2 if persistent else 1).encode()
         one = (ROUTES[route], body, persistent)
         if peer.transactional:

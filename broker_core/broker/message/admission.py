@@ -101,7 +101,7 @@ class Admission:
         seen.add(ids, first, now, durable=durable and queue.written)
 
     def record(self, change: Change, now: int) -> None:
-        """At the end of a commit: what its queues have to remember goes into its change."""
+        """At the end of a work: what its queues have to remember goes into its change."""
         remembering = self.pending_checks.remembering
         for seen in remembering:
             seen.record(change, now)
