@@ -382,7 +382,7 @@ BUDGETS = {
     "connector/stream": 1513,
     "connector/tables": 1_095,
     "connector/typed": 3046,
-    "txmq": 2409,
+    "txmq": 2422,
     "txmq/admin": 686,
     "txmq/command": 217,
     "txmq/doctor": 726,

@@ -11,6 +11,7 @@ import json
 from broker_core.broker.topology.policies import APPLY_TO
 from broker_core.client.accounts import RemoteVhosts
 from broker_core.core.errors import OptionError
+from broker_core.core.pieces import GivenTwice, once
 from txmq.address import BROKER, client_at
 from txmq.command.declare import YES, Options, argument, command, option
 from txmq.output import confirm, done, show
@@ -40,7 +41,9 @@ def _list(options: Options) -> int:
 def _set(options: Options) -> int:
     client = client_at(options)
     try:
-        definition = json.loads(options.definition)
+        definition = json.loads(options.definition, object_pairs_hook=once)
+    except GivenTwice as error:
+        raise OptionError(f"in the definition {error}", "give it once") from None
     except ValueError:
         definition = None
     if not isinstance(definition, dict):

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from broker_core.admin import QueueInfo
 from broker_core.core.errors import AccessRefused, ExchangeNotFound, OptionError, QueueNotFound
+from broker_core.core.pieces import GivenTwice, once
 from txmq.address import BROKER, admin_at, client_at, queue_names
 from txmq.command.declare import WATCH, YES, Options, argument, command, option
 from txmq.command.values import key_and_value
@@ -44,6 +45,13 @@ list_command(
 
 
 # -- declare and bind ----------------------------------------------------------------------------------------
+def _arguments(options: Options) -> dict[str, object]:
+    try:
+        return once(list(options.argument))
+    except GivenTwice as error:
+        raise OptionError(f"of the arguments {error}", "give it once") from None
+
+
 @command(
     "queue declare",
     "declare a queue",
@@ -56,7 +64,7 @@ def _declare_queue(options: Options) -> int:
     if not options.name:
         raise OptionError("a queue without a name is one of a connection, which ends with this command")
     admin_at(options, create=True).declare_queue(
-        options.name, durable=not options.transient, arguments=dict(options.argument)
+        options.name, durable=not options.transient, arguments=_arguments(options)
     )
     return done(options, f"queue {options.name}", queue=options.name)
 
@@ -73,7 +81,7 @@ def _declare_queue(options: Options) -> int:
     ARGUMENT,
 )
 def _declare_exchange(options: Options) -> int:
-    admin_at(options, create=True).declare_exchange(options.name, options.type, dict(options.argument))
+    admin_at(options, create=True).declare_exchange(options.name, options.type, _arguments(options))
     return done(
         options, f"exchange {options.name} of type {options.type}", exchange=options.name, type=options.type
     )
@@ -81,7 +89,7 @@ def _declare_exchange(options: Options) -> int:
 
 @command("exchange bind", "bind a queue to an exchange", *BROKER, *BINDING)
 def _bind(options: Options) -> int:
-    admin_at(options).bind(options.queue, options.exchange, options.key, dict(options.argument))
+    admin_at(options).bind(options.queue, options.exchange, options.key, _arguments(options))
     text = f"bound {options.exchange} to {options.queue} by {options.key!r}"
     return done(options, text, exchange=options.exchange, queue=options.queue, key=options.key)
 
@@ -93,7 +101,7 @@ def _unbind(options: Options) -> int:
         f"unbind removes the binding of {options.exchange} to {options.queue} by {options.key!r}: what is "
         "published so reaches the queue no more",
     )
-    admin_at(options).unbind(options.queue, options.exchange, options.key, dict(options.argument))
+    admin_at(options).unbind(options.queue, options.exchange, options.key, _arguments(options))
     text = f"unbound {options.exchange} from {options.queue} by {options.key!r}"
     return done(options, text, exchange=options.exchange, queue=options.queue, key=options.key)
 

@@ -6,6 +6,7 @@ Not here: the rules (``broker_core/broker/topology/virtual_hosts.py``).
 from __future__ import annotations
 
 from broker_core.client.accounts import RemoteVhosts
+from broker_core.core.errors import OptionError
 from txmq.address import BROKER, client_at
 from txmq.command.declare import YES, Options, argument, command, option
 from txmq.output import confirm, done, list_command
@@ -16,9 +17,8 @@ LIMITS = {
     "max_messages": "messages kept in all queues together",
 }
 
-
 NAME = argument("NAME")
-GIVEN = [option(f"--{name.replace('_', '-')}", "N", text, type=int) for name, text in LIMITS.items()]
+LIMIT_OPTIONS = [option(f"--{name.replace('_', '-')}", "N", text, type=int) for name, text in LIMITS.items()]
 
 
 def _limits(options: Options) -> dict[str, int | None]:
@@ -29,7 +29,7 @@ def _vhosts(options: Options) -> RemoteVhosts:
     return RemoteVhosts(client_at(options))
 
 
-@command("vhost add", "add a virtual host", *BROKER, NAME, *GIVEN)
+@command("vhost add", "add a virtual host", *BROKER, NAME, *LIMIT_OPTIONS)
 def _add(options: Options) -> int:
     _vhosts(options).add_vhost(options.name, **_limits(options))
     text = f"added virtual host {options.name}: `txmq permission set` lets users in"
@@ -44,9 +44,13 @@ list_command(
 )
 
 
-@command("vhost limit", "change the limits of a virtual host; -1 for none", *BROKER, NAME, *GIVEN)
+@command("vhost limit", "change the limits of a virtual host; -1 for none", *BROKER, NAME, *LIMIT_OPTIONS)
 def _limit(options: Options) -> int:
-    _vhosts(options).limit_vhost(options.name, **_limits(options))
+    vhosts, limits = _vhosts(options), _limits(options)
+    if set(limits.values()) == {None}:
+        names = ", ".join(each.opts[0] for each in LIMIT_OPTIONS)
+        raise OptionError("no limit is named", f"give one of {names}; -1 for none")
+    vhosts.limit_vhost(options.name, **limits)
     return done(options, f"changed the limits of virtual host {options.name}", vhost=options.name)
 
 

@@ -131,8 +131,10 @@ def _check_place(path: Path) -> None:
     if not path.is_dir() or path.is_symlink():
         raise DataDirectoryInvalid(f"{path} is no directory; name a new or an empty one")
     if names := sorted(each.name for each in path.iterdir()):
-        what = "a backup that was not finished" if UNFINISHED in names else f"not empty: it has {names[0]}"
-        raise DataDirectoryInvalid(f"{path} is {what}; delete it, or name another place")
+        if UNFINISHED in names:
+            unfinished = f"{path} is a backup that was not finished"
+            raise DataDirectoryInvalid(f"{unfinished}; delete it, or name another place")
+        raise DataDirectoryInvalid(f"{path} is not empty: it has {names[0]}; name a new or an empty one")
 
 
 def _begin(path: Path) -> None:

@@ -91,6 +91,8 @@ def test_of_two_limits_the_lower_one_holds_and_else_what_the_queue_says(
         ({"max-lenght": 5}, False, "'max-lenght', which is no setting"),
         ({"max-length": "5"}, False, "max-length"),
         ({"expires": 0}, False, "expires"),
+        ({"max-length": 1 << 63}, False, "value_too_large"),
+        ({"delivery-limit": -(1 << 63) - 1}, False, "value_negative"),
         ({"dead-letter-routing-key": "k"}, False, "alone"),
         ({"overflow": "reject-publish"}, True, "which is no limit"),
     ],

@@ -127,3 +127,14 @@ def test_a_queue_that_is_not_there_or_that_an_app_reads_is_not_purged_or_deleted
     assert "(app app reads it)" in run("queue", "delete", "q")
     assert "TXMQ_RESOURCE_LOCKED" in run("queue", "delete", "q", "--yes")
     assert [row["messages"] for row in run("queue", "list")] == [1]
+
+
+def test_what_is_named_twice_is_refused(broker: Broker, run: Any) -> None:
+    """Which of the two would count is a guess."""
+    twice = ("--argument", "x-max-length=1", "--argument", "x-max-length=2")
+    for command in (("queue", "declare", "q"), ("exchange", "declare", "e", "direct")):
+        assert "the key 'x-max-length' is given twice" in run(*command, *twice)
+    assert "the key 'max-length' is given twice" in run(
+        "policy", "set", "p", ".*", '{"max-length": 1, "max-length": 2}'
+    )
+    assert run("queue", "list") == run("policy", "list") == []

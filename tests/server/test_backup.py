@@ -215,7 +215,7 @@ def test_a_place_that_is_no_new_directory_is_refused_and_not_changed(broker: Bro
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     for name, why in (
         ("file", "no directory"),
-        ("full", "not empty: it has notes"),
+        ("full", "not empty: it has notes; name a new or an empty one"),
         ("link", "no directory"),
     ):
         with pytest.raises(DataDirectoryInvalid, match=why):

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from broker_core.message.arguments.values import (
+    LEAST,
     MAX_PRIORITY,
     MAX_TIME_MS,
     Check,
@@ -70,7 +71,7 @@ QUEUE: Mapping[str, ArgumentRule] = {
         choice("drop-head", "reject-publish", "reject-publish-dlx", wrong="invalid_overflow")
     ),
     "x-single-active-consumer": ArgumentRule(flag),
-    "x-delivery-limit": ArgumentRule(whole(None)),  # below 0: no limit, as in RabbitMQ 4
+    "x-delivery-limit": ArgumentRule(whole(LEAST)),  # below 0: no limit, as in RabbitMQ 4
     "x-consumer-timeout": ArgumentRule(_TIMEOUT),
     "x-queue-type": ArgumentRule(choice(*QUEUE_TYPES, wrong="\"unsupported queue type '{}'\"")),
     "x-internal-purpose": ArgumentRule(text, void="RabbitMQ's federation marks its own with it", strict=True),
@@ -127,7 +128,7 @@ EXCHANGE: Mapping[str, ArgumentRule] = {
 }
 
 CONSUMER: Mapping[str, ArgumentRule] = {
-    "x-priority": ArgumentRule(whole(None)),
+    "x-priority": ArgumentRule(whole(LEAST)),
     "x-consumer-timeout": ArgumentRule(_TIMEOUT),
     "x-transaction-id": ArgumentRule(flag),
     "x-cancel-on-ha-failover": ArgumentRule(void=_ONE_COPY, strict=True),

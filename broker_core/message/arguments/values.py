@@ -15,6 +15,7 @@ MAX_TEXT_BYTES = 255
 MAX_TIME_MS = 315_360_000_000  # ten years, RabbitMQ's limit
 MAX_PRIORITY = 255
 _SIGNED_32 = range(-(1 << 31), 1 << 31)
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
 
 # of, name, value; ``of``: what has the argument, as texts name it: "queue 'orders' in vhost '/'"
 Check = Callable[[str, str, object], None]
@@ -75,16 +76,16 @@ def anything(_of: str, _name: str, _value: object) -> None:
     """Belongs to no one here: any value is taken."""
 
 
-def whole(least: int | None = 0, most: int | None = None, above: str = "value_too_large") -> Check:
-    """A whole number; ``least`` None: a negative one too."""
+def whole(least: int = 0, most: int = MOST, above: str = "value_too_large") -> Check:
+    """A whole number, which AMQP has in 8 bytes at most."""
 
     def check(of: str, name: str, value: object) -> None:
         if isinstance(value, (bool, Timestamp)) or not isinstance(value, int):
             raise invalid(of, name, f'"expected integer, got {type_name(value)}"', "give a whole number")
-        if least is not None and value < least:
+        if value < least:
             wrong = "value_negative" if value < 0 else "value_zero"
             raise invalid(of, name, f"{{{wrong},{value}}}", f"give {least} or more")
-        if most is not None and value > most:
+        if value > most:
             raise invalid(of, name, f"{{{above},{value}}}", f"give at most {most}")
 
     return check
@@ -97,7 +98,7 @@ def choice(*choices: str | int, wrong: str) -> Check:
     def check(of: str, name: str, value: object) -> None:
         advice = f"give {' or '.join(map(str, choices))}"
         if kind is int:
-            whole(None)(of, name, value)
+            whole(LEAST)(of, name, value)
         elif not isinstance(value, str):
             raise unacceptable(of, name, value, advice)
         if value not in choices:
