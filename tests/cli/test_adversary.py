@@ -102,6 +102,7 @@ READS_FIRST = (
     ("broker", "import"),
     ("message", "move"),
     ("policy", "set"),
+    ("vhost", "limit"),
 )  # what it is to do
 
 
