@@ -21,6 +21,7 @@ from broker_core.core.ids import QueueId
 from broker_core.core.records import NEVER
 from broker_core.routing.carbon_copy import Copies
 from broker_core.routing.exchange import Exchange, Q, RoutedQueue
+from broker_core.routing.search import MOST, Search
 
 T = TypeVar("T")
 
@@ -114,23 +115,27 @@ class _Source:
         self._entries = 0
 
     def route(self, values: Sequence[tuple[str, bytes]]) -> list[RoutedQueues]:
-        return self._in_pieces(values, lambda value: self._exchange.route(*value), PIECE)
+        return self._in_pieces(values, lambda value, search: self._exchange.route(*value, search), PIECE)
 
     def route_all(self, values: Sequence[tuple[tuple[str, ...], bytes]]) -> list[RoutedQueues]:
-        return self._in_pieces(values, lambda value: self._exchange.route_all(*value), 1)
+        return self._in_pieces(values, lambda value, search: self._exchange.route_all(*value, search), 1)
 
     def _in_pieces(
-        self, values: Sequence[T], route: Callable[[T], RoutedQueues], piece: int
+        self, values: Sequence[T], route: Callable[[T, Search], RoutedQueues], piece: int
     ) -> list[RoutedQueues]:
         found: list[RoutedQueues] = []
-        for start in range(0, len(values), piece):
+        while len(found) < len(values):
             with self._lock:
                 if find_exchange(self._exchanges, self._exchange.name, self._vhost) is not self._exchange:
                     raise ExchangeNotFound(
                         f"exchange '{self._exchange.name}' in vhost '{self._vhost}' was declared anew: "
                         "publish again",
                     )
-                found += map(self._once, map(route, values[start : start + piece]))
+                search = Search()
+                for value in values[len(found) : len(found) + piece]:
+                    found.append(self._once(route(value, search)))
+                    if search.steps > MOST:  # others have the bindings in between
+                        break
         return found
 
     def _once(self, queues: RoutedQueues) -> RoutedQueues:

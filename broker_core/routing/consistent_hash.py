@@ -24,12 +24,14 @@ from broker_core.core.errors import LocalProtocolError, PreconditionFailed, Remo
 from broker_core.message.arguments import type_name
 from broker_core.message.field_table import encode_value
 from broker_core.message.properties import property_of
-from broker_core.routing.exchange import Binding, BindingKey, Destination, Exchange, Q, headers_of
+from broker_core.routing.exchange import Binding, BindingKey, Destination, Exchange, Q
+from broker_core.routing.search import Search
 
 CONSISTENT_HASH = "x-consistent-hash"
 HASH_ARGUMENTS = _HEADER, _PROPERTY = ("hash-header", "hash-property")
 PROPERTIES = ("correlation_id", "message_id", "timestamp")
 DESTINATIONS = 4_096  # a key takes a step for each
+_DRAW, _DRAWN = 8, 1024  # steps, and bytes that one more takes
 _WEIGHT = re.compile(r"[+-]?[0-9]+")  # what Erlang takes for an integer; Python takes more
 _FRACTIONS = 1 << 52  # a float has one half of each exactly
 
@@ -90,24 +92,25 @@ class ConsistentHashExchange(Exchange[Q]):
         else:
             del self._shares[binding.destination]
 
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
+    def _match(self, routing_key: str, search: Search) -> Sequence[Q | Exchange[Q]]:
         # not by ``_shares``: a deleted destination, which may be there still, would get messages
         bound = [(self._shares[each], each) for each in self._by_destination]
         if not bound:
             return ()
-        hashed = self._hashed(routing_key, properties)
+        hashed = self._hashed(routing_key, search)
+        search.pay(len(bound) * (_DRAW + len(hashed) // _DRAWN) + len(hashed))
         return (min(bound, key=lambda each: (each[0].draw(hashed), each[0].label))[1],)
 
-    def _hashed(self, routing_key: str, properties: bytes) -> bytes:
+    def _hashed(self, routing_key: str, search: Search) -> bytes:
         """Returns what is hashed; of a text its UTF-8, whatever it is from. All messages without the header
         or the property, or with damaged properties, are alike.
         """
         value: object = routing_key
         try:
             if _HEADER in self.arguments:
-                value = headers_of(properties).get(str(self.arguments[_HEADER]))
+                value = search.headers.get(str(self.arguments[_HEADER]))
             elif _PROPERTY in self.arguments:
-                value = property_of(properties, str(self.arguments[_PROPERTY]))
+                value = property_of(search.properties, str(self.arguments[_PROPERTY]))
                 value = str(value) if isinstance(value, int) else value
             return value.encode() if isinstance(value, str) else encode_value(value, "", 1)
         except (RemoteProtocolError, LocalProtocolError):

@@ -16,14 +16,14 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from broker_core.core.errors import PreconditionFailed, RemoteProtocolError
+from broker_core.core.errors import PreconditionFailed
 from broker_core.core.ids import QueueId
 from broker_core.core.undo import Undo
 from broker_core.message.arguments import type_name
-from broker_core.message.properties import Properties
 from broker_core.routing.carbon_copy import MAX_COPIES, carbon_copies
 from broker_core.routing.header_index import MATCHES, HeaderIndex
 from broker_core.routing.route_cache import RouteCache, RouteCacheBudget
+from broker_core.routing.search import EXCHANGE, KEY, Search
 from broker_core.routing.stale_bindings import StaleBindings
 from broker_core.routing.topic_patterns import TopicPatterns
 
@@ -93,7 +93,7 @@ class Exchange(Generic[Q]):
         self._by_destination: dict[Q | Exchange[Q], dict[BindingKey, Binding]] = {}
         self._bytes: dict[Q | Exchange[Q], int] = {}  # that the bindings take, about
         self._downstream: set[Exchange[Q]] = set()  # those that bindings lead to
-        self._looked: tuple[bool, int, int] | None = None  # at what is reached from here; None: not yet
+        self._looked: tuple[bool, int] | None = None  # at what is reached from here; None: not yet
         self._relying: set[Exchange[Q]] = set()  # those that keep what was found out here
         self._relied: set[Exchange[Q]] = set()  # the other end
 
@@ -249,12 +249,15 @@ class Exchange(Generic[Q]):
             exchange._relying.add(self)
 
     # -- routing ---------------------------------------------------------------------------------------------
-    def route(self, routing_key: str, properties: bytes = b"") -> tuple[Q, ...]:
-        """Returns the queues, each once, in order of queue id."""
+    def route(self, routing_key: str, properties: bytes = b"", search: Search | None = None) -> tuple[Q, ...]:
+        """Returns the queues, each once, in order of queue id. ``search``: it may be one of many
+        messages. Raises PreconditionFailed.
+        """
         found = self.cache.get(routing_key)
         if found is None:
-            found, seen = self._reached((routing_key,), properties)
-            if not (self.matches_headers or _by_headers(seen)):
+            search = search or Search()
+            found, seen = _reached(self, (routing_key,), properties, search)
+            if search.complete and not (self.matches_headers or _by_headers(seen)):
                 self.route_budget.charge(self, len(routing_key), len(found))
                 found = self.cache.keep(routing_key, found)
                 self._rely_on(seen)
@@ -269,7 +272,7 @@ class Exchange(Generic[Q]):
         """Returns whether a message's headers affect its route from here."""
         return self._look()[0]
 
-    def _look(self) -> tuple[bool, int, int]:
+    def _look(self) -> tuple[bool, int]:
         if self._looked is None:
             seen, pending = {self}, [self]  # the exchanges that a message may come by
             while pending:
@@ -277,7 +280,10 @@ class Exchange(Generic[Q]):
                 seen |= found
                 pending += found
             self._rely_on(seen)
-            self._looked = _by_headers(seen) or self.matches_headers, *_costs(seen)
+            self._looked = (
+                _by_headers(seen) or self.matches_headers,
+                sum(1 if each.chooses_one else destinations(each) for each in seen),
+            )
         return self._looked
 
     @property
@@ -289,9 +295,11 @@ class Exchange(Generic[Q]):
         """Returns the exchanges that a message may go to from here."""
         return self._downstream if self.alternate is None else self._downstream | {self.alternate}
 
-    def route_all(self, routing_keys: Sequence[str], properties: bytes = b"") -> tuple[Q, ...]:
+    def route_all(
+        self, routing_keys: Sequence[str], properties: bytes = b"", search: Search | None = None
+    ) -> tuple[Q, ...]:
         """Like ``route``, for several keys: at each exchange a binding may match any of them."""
-        return self._reached(routing_keys, properties)[0]
+        return _reached(self, routing_keys, properties, search or Search())[0]
 
     def route_copies(self, routing_key: str, properties: bytes) -> tuple[tuple[Q, ...], bytes]:
         """Like ``route``, by the keys under CC and BCC too. Returns the properties to deliver as well. Raises
@@ -302,29 +310,8 @@ class Exchange(Generic[Q]):
             return self.route(routing_key, properties), delivered
         return self.route_all((routing_key, *keys), properties), delivered
 
-    def _reached(self, keys: Sequence[str], properties: bytes) -> tuple[tuple[Q, ...], set[Exchange[Q]]]:
-        """Returns the queues, and the exchanges by which the message comes."""
-        queues: dict[QueueId, Q] = {}
-        seen: set[Exchange[Q]] = {self}
-        pending: list[Exchange[Q]] = [self]
-        while pending:
-            exchange = pending.pop()
-            matched = [each for each in exchange._match(keys[0], properties) if not each.deleted]
-            if len(keys) > 1 and exchange.matches_keys:
-                for routing_key in keys[1:]:
-                    matched += [each for each in exchange._match(routing_key, properties) if not each.deleted]
-            if not matched and exchange.alternate is not None:
-                matched = [exchange.alternate]
-            for destination in matched:
-                if not isinstance(destination, Exchange):
-                    queues[destination.queue_id] = destination
-                elif destination not in seen:
-                    seen.add(destination)
-                    pending.append(destination)
-        return tuple(queues[queue_id] for queue_id in sorted(queues)), seen
-
     # -- what a type has of its own --------------------------------------------------------------------------
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
+    def _match(self, routing_key: str, search: Search) -> Sequence[Q | Exchange[Q]]:
         """Returns the destinations of matching bindings, in any order, some perhaps twice or deleted."""
         raise NotImplementedError
 
@@ -335,21 +322,55 @@ class Exchange(Generic[Q]):
         """Removes a binding from an index."""
 
 
-def reach(exchange: Exchange[Q]) -> tuple[int, int]:
-    """Returns how many queues one message may reach, and at how many bindings it is looked at one by one."""
-    return (1 + MAX_COPIES, 0) if isinstance(exchange, DefaultExchange) else exchange._look()[1:]
+def _reached(
+    source: Exchange[Q], keys: Sequence[str], properties: bytes, search: Search
+) -> tuple[tuple[Q, ...], set[Exchange[Q]]]:
+    """Returns the queues, and the exchanges by which the message comes."""
+    queues: dict[QueueId, Q] = {}
+    pending: list[Exchange[Q]] = [source]
+    seen = {source}
+    search.begin(properties)
+    try:
+        for exchange in pending:  # it grows
+            search.pay(EXCHANGE)
+            found = _destinations(exchange, keys, search, queues) - seen
+            seen |= found
+            pending += found
+    except PreconditionFailed:  # too dear
+        if search.refuses:
+            raise
+    return tuple(queues[queue_id] for queue_id in sorted(queues)), seen
+
+
+def _destinations(
+    source: Exchange[Q], keys: Sequence[str], search: Search, queues: dict[QueueId, Q]
+) -> set[Exchange[Q]]:
+    """Adds to ``queues`` and returns the exchanges. A queue that is new takes no step: it is the aim."""
+    found: set[Exchange[Q]] = set()
+    missed = True
+    for routing_key in keys if source.matches_keys else keys[:1]:
+        before = len(queues)
+        matched = source._match(routing_key, search)
+        for destination in matched:
+            if destination.deleted:
+                continue
+            missed = False
+            if isinstance(destination, Exchange):
+                found.add(destination)
+            else:
+                queues[destination.queue_id] = destination
+        search.pay(KEY + (len(matched) - (len(queues) - before)) // 2)
+    return {source.alternate} if missed and source.alternate is not None else found
+
+
+def reach(exchange: Exchange[Q]) -> int:
+    """Returns how many queues one message may reach, at most."""
+    return 1 + MAX_COPIES if isinstance(exchange, DefaultExchange) else exchange._look()[1]
 
 
 def destinations(exchange: Exchange[Q]) -> int:
     """Returns how many queues and exchanges have a binding to it."""
     return len(exchange._by_destination)
-
-
-def _costs(seen: set[Exchange[Q]]) -> tuple[int, int]:
-    """``reach``, of all exchanges that a message may come by."""
-    most = sum(1 if each.chooses_one else destinations(each) for each in seen)
-    one_by_one = [each for each in seen if each.matches_headers or each.chooses_one]
-    return most, sum(destinations(each) if each.chooses_one else each.size for each in one_by_one)
 
 
 Destination = RoutedQueue | Exchange[Any]
@@ -376,13 +397,13 @@ class DefaultExchange(Exchange[Q]):
         super().__init__("")
         self._queues = queues
 
-    def route(self, routing_key: str, properties: bytes = b"") -> tuple[Q, ...]:
+    def route(self, routing_key: str, properties: bytes = b"", search: Search | None = None) -> tuple[Q, ...]:
         queue = self._queues.get(routing_key)
         return () if queue is None else (queue,)
 
     cached = route
 
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
+    def _match(self, routing_key: str, search: Search) -> Sequence[Q | Exchange[Q]]:
         return self.route(routing_key)
 
 
@@ -402,7 +423,7 @@ class DirectExchange(Exchange[Q]):
         if not found:
             self._index.pop(binding.routing_key, None)
 
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
+    def _match(self, routing_key: str, search: Search) -> Sequence[Q | Exchange[Q]]:
         found = self._index.get(routing_key)
         return list(found.values()) if found else ()
 
@@ -411,8 +432,8 @@ class FanoutExchange(Exchange[Q]):
     type = "fanout"
     matches_keys = False
 
-    def route(self, routing_key: str, properties: bytes = b"") -> tuple[Q, ...]:
-        return super().route(self._same(routing_key), properties)
+    def route(self, routing_key: str, properties: bytes = b"", search: Search | None = None) -> tuple[Q, ...]:
+        return super().route(self._same(routing_key), properties, search)
 
     def cached(self, routing_key: str) -> tuple[Q, ...] | None:
         return self.cache.get(self._same(routing_key))
@@ -421,7 +442,7 @@ class FanoutExchange(Exchange[Q]):
         """Returns one key for all, if no other exchange looks at it."""
         return routing_key if self._downstream or self.alternate is not None else ""
 
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
+    def _match(self, routing_key: str, search: Search) -> Sequence[Q | Exchange[Q]]:
         return list(self._by_destination)
 
 
@@ -440,8 +461,8 @@ class TopicExchange(Exchange[Q]):
     def _removed(self, key: BindingKey, binding: Binding) -> None:
         self._patterns.remove(binding.routing_key, key)
 
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
-        return self._patterns.matching(routing_key)
+    def _match(self, routing_key: str, search: Search) -> Sequence[Q | Exchange[Q]]:
+        return self._patterns.matching(routing_key, search.pay)
 
 
 class HeadersExchange(Exchange[Q]):
@@ -471,13 +492,5 @@ class HeadersExchange(Exchange[Q]):
     def _removed(self, key: BindingKey, binding: Binding) -> None:
         self._candidates.remove(key)
 
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
-        return self._candidates.matching(headers_of(properties))
-
-
-def headers_of(properties: bytes) -> Mapping[str, object]:
-    """Returns the headers of a message; none for damaged properties, which are refused at entry."""
-    try:
-        return Properties.decode(properties).headers
-    except RemoteProtocolError:
-        return {}
+    def _match(self, routing_key: str, search: Search) -> Sequence[Q | Exchange[Q]]:
+        return self._candidates.matching(search.headers, search.pay)

@@ -42,6 +42,7 @@ from broker_core.routing.exchange import (
     Q,
     TopicExchange,
 )
+from broker_core.routing.search import Search
 
 DELAYED, THEN = "x-delayed-message", "x-delayed-type"
 DEDUPLICATING = "x-message-deduplication"
@@ -115,9 +116,9 @@ class WaitingExchange(Exchange[Q]):
         """Returns the arguments of the queue where messages wait."""
         return {}
 
-    def _look(self) -> tuple[bool, int, int]:
-        by_headers, most, matched = super()._look()
-        return by_headers, most + 1, matched
+    def _look(self) -> tuple[bool, int]:
+        by_headers, most = super()._look()
+        return by_headers, most + 1
 
     @property
     def by_key(self) -> bool:
@@ -131,14 +132,14 @@ class WaitingExchange(Exchange[Q]):
             return (self.waiting,), properties  # with its keys under BCC, which count once it has waited
         return super().route_copies(routing_key, properties)
 
-    def release(self, routing_key: str, properties: bytes) -> tuple[tuple[Q, ...], bytes]:
+    def release(self, routing_key: str, properties: bytes, search: Search) -> tuple[tuple[Q, ...], bytes]:
         """Like ``route_copies``, for a message that has waited here."""
         properties, routed = self._released(properties)
         try:
             keys, properties = carbon_copies(properties)
         except PreconditionFailed:  # it was checked at entry, and may have changed since, as a dead letter
             keys = []
-        return self.route_all((routing_key, *keys), routed), properties
+        return self.route_all((routing_key, *keys), routed, search), properties
 
     def _released(self, properties: bytes) -> tuple[bytes, bytes]:
         """Returns the properties to deliver, and those by which it is routed: it does not wait again."""
@@ -150,10 +151,13 @@ class WaitingExchange(Exchange[Q]):
     def _removed(self, key: BindingKey, binding: Binding) -> None:
         self.then._removed(key, binding)
 
-    def _match(self, routing_key: str, properties: bytes) -> Sequence[Q | Exchange[Q]]:
-        if self.waiting is not None and self._waits(properties):
-            return (self.waiting,)
-        return self.then._match(routing_key, properties)
+    def _match(self, routing_key: str, search: Search) -> Sequence[Q | Exchange[Q]]:
+        if self.waiting is not None:
+            if self.type not in search.waits:
+                search.waits[self.type] = self._waits(search.properties)
+            if search.waits[self.type]:
+                return (self.waiting,)
+        return self.then._match(routing_key, search)
 
 
 class DelayedExchange(WaitingExchange[Q]):

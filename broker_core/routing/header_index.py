@@ -10,7 +10,7 @@ chosen has no effect but on the time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -30,6 +30,7 @@ class _Entry(NamedTuple):
     conditions: list[tuple[str, object]]
     value: Any
     all: bool
+    steps: int  # of a comparison, about
 
 
 class HeaderIndex(Generic[K, V]):
@@ -49,7 +50,7 @@ class HeaderIndex(Generic[K, V]):
             for name, expected in arguments.items()
             if name != "x-match" and (with_x or not name.startswith("x-"))
         ]
-        entry = _Entry(conditions, value, match.startswith("all"))
+        entry = _Entry(conditions, value, match.startswith("all"), 4 + len(repr(conditions)) // 2)
         places = [_place(*each) for each in conditions]
         if entry.all and not conditions:
             self._always[key] = entry
@@ -74,16 +75,22 @@ class HeaderIndex(Generic[K, V]):
                     del self._names[place[0]]
         self._places.pop(key, None)
 
-    def matching(self, headers: Mapping[str, object]) -> list[V]:
-        """Returns the values whose bindings match, in any order, some perhaps twice."""
+    def matching(self, headers: Mapping[str, object], pay: Callable[[int], None]) -> list[V]:
+        """Returns the values whose bindings match, in any order, some perhaps twice. ``pay`` counts steps."""
+        pay(min(len(headers), len(self._names)))
         found = [entry.value for entry in self._always.values()]
-        for name, value in headers.items():
-            if name not in self._names:
-                continue
+        for name in headers.keys() & self._names.keys():
+            value = headers[name]
             for place in ((name, _PRESENT, None), _place(name, value)):
                 exact = place[1] is not _NESTED
-                for entry in self._under.get(place, {}).values():
-                    if (exact and not entry.all) or _matches(entry, headers):
+                under = self._under.get(place, {})
+                pay(len(under))
+                for entry in under.values():
+                    if exact and not entry.all:
+                        found.append(entry.value)
+                        continue
+                    pay(entry.steps)
+                    if _matches(entry, headers):
                         found.append(entry.value)
         return found
 

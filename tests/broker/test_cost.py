@@ -293,7 +293,7 @@ def test_a_topic_pattern_of_many_wildcards_costs_at_most_its_words_for_each_word
         patterns: TopicPatterns[int, int] = TopicPatterns()
         for repeated in range(1, words // len(pattern)):
             patterns.add(".".join(pattern * repeated) + ".z", repeated, repeated)
-        cost = steps(lambda patterns=patterns: patterns.matching(key))
+        cost = steps(lambda patterns=patterns: patterns.matching(key, int))
         assert cost < 3 * words * words, f"{pattern}: {cost} steps"
 
 
@@ -308,7 +308,7 @@ def test_patterns_that_a_key_matches_in_countless_ways_cost_little_more_than_one
         for number in range(count):
             for start in ("#.", "", "a.*.#."):
                 patterns.add(start + ".".join(source.choices(others, k=60)) + ".z", number, number)
-        found.append(steps(lambda patterns=patterns: patterns.matching(key)))
+        found.append(steps(lambda patterns=patterns: patterns.matching(key, int)))
     assert found[1] < 20 * found[0], f"{found[0]} steps for 6 patterns, {found[1]} for 600"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker_core.broker.message import delays, due_entries, expiry
+from broker_core.broker.message import delays, due_entries, expiry, removals
 from broker_core.broker.queue import due_index
 from broker_core.core import errors
 from broker_core.engine import BranchHeader
@@ -25,6 +25,7 @@ from broker_core.node.committer import changes
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.routing.exchange_types import after_delay, delay_ms
+from broker_core.routing.search import STEPS
 from broker_core.server.access.vhosts import Vhosts
 from tests.broker.conftest import Node, declared
 
@@ -441,6 +442,35 @@ def test_many_are_delivered_in_several_commits(
         arrived += map(int, ready.drain(QUEUE))
         assert sorted(arrived) == [ms for ms in range(1, 301) if ms <= end]
     assert waiting(ready) == 0
+
+
+def test_messages_whose_routes_are_dear_are_delivered_in_several_commits(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes some 900 steps, and a commit has room for 5,000."""
+    monkeypatch.setattr(removals, "ENTRIES", 5 * 1_000 // STEPS)
+    delayed(node, "topic")
+    declared(node, QUEUE)
+    with node.channel() as channel:
+        for number in range(40):
+            channel.exchange_declare(f"x{number}", "fanout")
+            source = f"x{number - 1}" if number else LATER
+            node.broker.run(changes(node.broker.state.topology.bind_exchange, f"x{number}", source, "#"))
+        channel.queue_bind(QUEUE, "x39")
+        for number in range(20):
+            channel.publish(b"%d" % number, LATER, f"k{number}", waits(1_000))
+    node.clock.advance(1.001)
+    commits: list[int] = []
+
+    def expire(due: list[Any]) -> list[Any]:
+        left: list[Any] = intact(due)
+        commits.append(len(node.browse(QUEUE)))
+        return left
+
+    intact = node.broker.upkeep._expire_some
+    monkeypatch.setattr(node.broker.upkeep, "_expire_some", expire)
+    wait(node, 1_000)
+    assert [count for count in dict.fromkeys(commits) if count] == [6, 12, 18, 20]
 
 
 def test_after_a_restart_a_new_message_does_not_wait_until_all_older_ones_are_looked_at(

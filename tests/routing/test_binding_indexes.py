@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker_core.routing import wild_patterns
+from broker_core.routing import topic_patterns
 from broker_core.routing.header_index import MATCHES, HeaderIndex
 from broker_core.routing.topic_patterns import TopicPatterns
 
@@ -31,7 +31,7 @@ def topic_matches(pattern: str, key: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wild_patterns, "PAGE_BITS", 24)
+    monkeypatch.setattr(topic_patterns, "PAGE_BITS", 24)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -50,7 +50,7 @@ def test_topic_patterns_match_as_defined_while_they_come_and_go(
             given_patterns.discard(pattern)
     for key in keys:
         expected = [pattern for pattern in given_patterns if topic_matches(pattern, key)]
-        assert sorted(index.matching(key)) == sorted(expected), key
+        assert sorted(index.matching(key, int)) == sorted(expected), key
 
 
 SCALARS = st.sampled_from([1, 0, True, False, 1.0, Decimal(1), "1", b"1", "", -1, -2])
@@ -97,7 +97,7 @@ def test_headers_match_as_defined_while_bindings_come_and_go(
             bound.pop(number, None)
     for headers in messages:
         expected = {number for number, arguments in bound.items() if headers_match(arguments, headers)}
-        assert set(index.matching(headers)) == expected, headers
+        assert set(index.matching(headers, int)) == expected, headers
     for number in list(bound):
         index.remove(number)
     assert not (index._under or index._places or index._always), "nothing is left of what was removed"
@@ -163,28 +163,31 @@ def test_an_add_or_a_remove_that_is_interrupted_anywhere_can_be_undone(moment: s
     for at in itertools.count():
         by_key, by_headers = topics(), headers()
         without = (
-            [sorted(by_key.matching(key)) for key in keys],
-            [set(by_headers.matching(m)) for m in messages],
+            [sorted(by_key.matching(key, int)) for key in keys],
+            [set(by_headers.matching(m, int)) for m in messages],
         )
         failing = [interrupted(lambda index=by_key: index.add(pattern, 99, 99), moment, at)]
         by_key.remove(pattern, 99)
         failing.append(interrupted(lambda index=by_headers: index.add(99, wanted, 99), moment, at))
         by_headers.remove(99)
         found = (
-            [sorted(by_key.matching(key)) for key in keys],
-            [set(by_headers.matching(m)) for m in messages],
+            [sorted(by_key.matching(key, int)) for key in keys],
+            [set(by_headers.matching(m, int)) for m in messages],
         )
         assert found == without
         by_key.add(pattern, 99, 99)
         by_headers.add(99, wanted, 99)
-        with_it = [set(by_key.matching(key)) for key in keys], [set(by_headers.matching(m)) for m in messages]
+        with_it = (
+            [set(by_key.matching(key, int)) for key in keys],
+            [set(by_headers.matching(m, int)) for m in messages],
+        )
         failing.append(interrupted(lambda index=by_key: index.remove(pattern, 99), moment, at))
         by_key.add(pattern, 99, 99)
         failing.append(interrupted(lambda index=by_headers: index.remove(99), moment, at))
         by_headers.add(99, wanted, 99)
         assert (
-            [set(by_key.matching(k)) for k in keys],
-            [set(by_headers.matching(m)) for m in messages],
+            [set(by_key.matching(k, int)) for k in keys],
+            [set(by_headers.matching(m, int)) for m in messages],
         ) == with_it
         failed += sum(failing)
         if not any(failing):

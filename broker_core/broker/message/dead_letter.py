@@ -23,13 +23,13 @@ from broker_core.message.message import Message
 from broker_core.message.properties import append_headers, encode_headers, expiration, rewrite_of
 from broker_core.message.x_death import DAMAGED, READ, Death, Deaths, headers_after
 from broker_core.routing.exchange import Exchange, reach
+from broker_core.routing.search import STEPS, Search
 
 Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
 
 _HEADERS, _EXPIRATION = 0x20, 0x01  # in the first byte of the property flags
 # Bytes of a body that are copied while one of headers is decoded and encoded, or checked; few are not counted
 _DECODED, _CHECKED, _FEW = 64, 32, 256
-_LOOKED = 4  # bindings by headers are looked at while an entry is made
 _COUNTED = 1024  # encoded headers that are kept
 _NO_KEYS: list[str] = []
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
@@ -53,7 +53,7 @@ class DeadLetters:
 
     __slots__ = (
         "_encoded", "_entries", "_exchange", "_first", "_queue", "_reason", "_routing_key", "_time",
-        "_transaction_of", "looked",
+        "_transaction_of", "search",
     )  # fmt: skip
 
     def __init__(
@@ -72,8 +72,7 @@ class DeadLetters:
         self._routing_key = routing_key
         self._time = Timestamp(max(0, now_us // 1_000_000))
         self._first: Deaths = [{"queue": queue, "reason": reason}]
-        # entries that take as long as the look at the bindings
-        self.looked = reach(exchange)[1] // _LOOKED
+        self.search = Search(refuses=False)  # of all searches so far
         # Messages of one commit with the same values share the encoded result.
         self._entries: dict[tuple[str, str, int, str | None], bytes] = {}
         self._encoded: dict[tuple[bytes, str, str, int], bytes] = {}
@@ -143,10 +142,11 @@ class DeadLetters:
 
     @property
     def widest(self) -> int:
-        """Returns how many queues a copy may reach at most."""
+        """Returns how many queues a copy may reach at most, or what takes as long."""
         if self._routing_key is None or self._exchange.by_headers:
-            return reach(self._exchange)[0]
-        return len(self._exchange.route(self._routing_key))
+            return reach(self._exchange)
+        queues = self._exchange.route(self._routing_key, search=self.search)
+        return max(len(queues), self.search.steps // STEPS)
 
     @staticmethod
     def cost_bytes(row: InboxRow) -> int:
@@ -160,9 +160,9 @@ class DeadLetters:
         """Returns the copy and its queues; None: no queue gets it."""
         message, keys, deaths = self.copy(row)
         if keys:
-            queues = self._exchange.route_all((message.routing_key, *keys), message.properties)
+            queues = self._exchange.route_all((message.routing_key, *keys), message.properties, self.search)
         else:
-            queues = self._exchange.route(message.routing_key, message.properties)
+            queues = self._exchange.route(message.routing_key, message.properties, self.search)
         queues = self._allowed(queues, deaths)
         return _new(Publish, (message, queues, False)) if queues else None
 

@@ -26,6 +26,7 @@ from broker_core.core.errors import ResourceShortage, StoreError
 from broker_core.core.undo import Tally
 from broker_core.message.message import Message
 from broker_core.routing.exchange_types import delay_ms
+from broker_core.routing.search import STEPS, Search
 
 _AT_ONCE = 0
 _DEATH = b"\x07x-death"  # in a dead letter, which is no duplicate
@@ -59,14 +60,16 @@ class Delays(DueEntries):
     def release(self, change: Change, queue: Queue, rows: Rows, now: int, removals: Removals) -> int:
         new: list[Publish] = []
         letters: list[Publish] = []
+        search = Search(refuses=False)
         count, exchange = 0, self.index(queue).exchange
         assert exchange is not None
         for row in rows:
             if removals.entries <= 0:
                 break
             count += 1
-            queues, properties = exchange.release(row.routing_key, row.properties)
-            removals.entries -= max(1, len(queues))
+            before = search.steps
+            queues, properties = exchange.release(row.routing_key, row.properties, search)
+            removals.entries -= max(1, len(queues), (search.steps - before) // STEPS)
             if queues:
                 message = Message(row.body, row.routing_key, row.exchange, properties)
                 (letters if _DEATH in row.properties else new).append(Publish(message, queues))

@@ -18,6 +18,7 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.transaction.publish import Publish
 from broker_core.core.block import NotLoaded, together
 from broker_core.core.change import REASONS, Effects, InboxRow
+from broker_core.routing.search import STEPS
 
 # Dead letters of one commit; the rest waits for the next. A copy takes as long as some twenty entries.
 ROWS = 4096
@@ -64,10 +65,12 @@ class Removals(deque[Removed]):
             if self.full and not whole:
                 break
             left += 1
+            before = letters.search.steps
             publish = letters.publish(row)
             if publish is not None:
                 publishes.append(publish)
-            self.entries -= max(letters.looked, 0 if publish is None else len(publish.queues))
+            looked = (letters.search.steps - before) // STEPS
+            self.entries -= max(looked, 0 if publish is None else len(publish.queues))
             self._rows -= 1
             self._bytes -= len(row.body) + letters.cost_bytes(row)
         if publishes:

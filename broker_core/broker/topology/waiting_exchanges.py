@@ -20,6 +20,7 @@ from broker_core.routing.exchange import Exchange
 from broker_core.routing.exchange_types import DeduplicationExchange, DelayedExchange, WaitingExchange
 from broker_core.routing.exchanges import Exchanges
 from broker_core.routing.memory import bytes_of
+from broker_core.routing.search import MOST, Search
 
 WAITING = "amq.delayed."  # before the name of an exchange: the queue where its messages wait
 
@@ -46,8 +47,10 @@ class WaitingExchanges(Exchanges[Queue]):
         """Returns the first exchange that delays and then leads to this queue alone by its name; or ""."""
         exchanges = [self.exchanges[name] for name, _ in sorted(self.delayed())]
         delaying = (each for each in exchanges if isinstance(each, DelayedExchange) and not each.internal)
-        found = (each.name for each in delaying if each.route(queue) == (self.queues.get(queue),))
-        return next(found, "")
+        only, search = (self.queues.get(queue),), Search(refuses=False)
+        found = (each for each in delaying if search.steps > MOST or each.route(queue, search=search) == only)
+        first = next(found, None)
+        return "" if first is None or search.steps > MOST else first.name
 
     def _ready(self, change: Change, exchange: Exchange[Queue]) -> Exchange[Queue]:
         """Returns it, with the queue where its messages wait."""
