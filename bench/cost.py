@@ -57,6 +57,19 @@ def copies(connection: pika.BlockingConnection, _client: BrokerClient, times: in
     return lambda: lambda: channel.basic_publish("cost", "k", b"", pika.BasicProperties(headers=headers))
 
 
+def chains(connection: pika.BlockingConnection, _client: BrokerClient, times: int) -> Callable[[], Request]:
+    """Keys that each exchange passes on to the next one."""
+    channel = _channel(connection, "fanout")
+    channel.queue_bind("cost", "cost")
+    for number in range(25 * times):
+        channel.exchange_declare(f"chain{number}", "topic")
+        after = f"chain{number - 1}" if number else "cost"
+        channel.exchange_bind(after, f"chain{number}", "#.b.#")
+    headers = {"CC": [f"{KEY[:-5]}.b.{number}" for number in range(2 * times)]}
+    properties, first = pika.BasicProperties(headers=headers), f"chain{25 * times - 1}"
+    return lambda: lambda: channel.basic_publish(first, "b", b"", properties)
+
+
 def headers(connection: pika.BlockingConnection, _client: BrokerClient, times: int) -> Callable[[], Request]:
     channel = _channel(connection, "headers")
     for number in range(250 * times):
@@ -121,7 +134,7 @@ def _refused(call: Callable[[], object]) -> None:
         return
 
 
-CASES: tuple[Case, ...] = (wildcards, copies, headers, bindings, arguments, exclusive, names)
+CASES: tuple[Case, ...] = (wildcards, copies, chains, headers, bindings, arguments, exclusive, names)
 
 
 def _processor_ms(pid: int) -> float:

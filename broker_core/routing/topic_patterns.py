@@ -25,8 +25,6 @@ _SHORT, _LONG = 8, 16  # words
 _STEPS = 4  # of a node
 _PAGE_STEPS = 4  # of a word at a page
 PAGE_BITS = 8192
-
-
 Places = dict[str, list[int]]  # where each word is, in order
 
 
@@ -237,13 +235,13 @@ class TopicPatterns(Generic[K, V]):
 
     def matching(self, routing_key: str, pay: Callable[[int], None]) -> list[V]:
         """Returns the values whose patterns match, in any order. ``pay`` counts steps."""
-        active = [self._root]  # the nodes that the words so far lead to
+        place, active = 0, [self._root]  # the nodes that the words so far lead to
         reached: set[_Node[K, V]] = set()  # nodes after "#": once reached, they are active for the rest
         coming: dict[int, list[_Node[K, V]]] = {}  # nodes that the word at a place leads to, from those
         words, places = _words(routing_key)
         found = self._wild.matching(words, pay)
-        for place in range(len(words) + 1):
-            steps = len(active)
+        while True:
+            steps = 1 + len(active)
             for node in active:
                 after = node.any
                 if after is not None and after not in reached:
@@ -253,11 +251,13 @@ class TopicPatterns(Generic[K, V]):
             pay(_STEPS * steps)
             if place == len(words) or not (active or coming):
                 break
+            if not active and place not in coming:
+                place = min(coming)
             word = words[place]
             following = [child for node in active if (child := node.words.get(word)) is not None]
             following += [node.one for node in active if node.one is not None]
             following += coming.pop(place, ())
-            active = following
+            active, place = following, place + 1
         for node in active:
             found += node.entries.values()
         return found

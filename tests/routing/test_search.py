@@ -20,6 +20,7 @@ from tests.routing.test_exchange import topology
 from tests.steps import steps
 
 KEY = ".".join(["b"] * 120)
+LATE = ".".join(["a"] * 120)
 COPIES = Properties(headers={"CC": [f"{KEY}.{number}" for number in range(64)]}).encode()
 
 
@@ -51,10 +52,12 @@ def test_a_pattern_between_any_words_takes_no_steps_for_each_word_of_the_key() -
     patterns: TopicPatterns[int, int] = TopicPatterns()
     patterns.add("#.b.#", 1, 1)
     cost = []
-    for key in ("b.b", KEY):
-        assert patterns.matching(key, int) == [1]
+    paid: list[int] = []
+    for key in ("b.b", KEY, "a.a.b.c", f"{LATE}.b.c"):
+        assert patterns.matching(key, paid.append) == [1]
         cost.append(steps(lambda key=key: patterns.matching(key, int)))
-    assert cost[0] == cost[1]
+    assert cost[0] == cost[1] and cost[2] == cost[3]
+    assert min(paid) > 0, "what is looked at is paid for"
 
 
 @pytest.mark.parametrize(
