@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import random
 import statistics
 import threading
 import time
@@ -160,8 +159,7 @@ def many_queues(folder: Path) -> list[Figure]:
                 channel.queue_bind(f"q{number}", EXCHANGE, f"{number}.{binding}")
 
         declares = _times_ms(declare, QUEUES)
-        drawn = random.Random(1)
-        keys = [f"{drawn.randrange(QUEUES)}.{drawn.randrange(BINDINGS)}" for _ in range(CONFIRMS)]
+        keys = [f"{number * 7_919 % QUEUES}.{number % BINDINGS}" for number in range(CONFIRMS)]
         send = channel.basic_publish
         confirms = _times_ms(lambda number: send(EXCHANGE, keys[number], BODY, PERSISTENT), CONFIRMS)
     started = time.perf_counter()
