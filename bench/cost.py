@@ -18,6 +18,7 @@ import pika
 
 from bench.broker import Served, serving
 from bench.dead_letters import asking
+from bench.permissions import processor_ns
 from bench.report import Figure, note
 from broker_core.core.errors import TxmqError
 from txmq import BrokerClient
@@ -137,12 +138,6 @@ def _refused(call: Callable[[], object]) -> None:
 CASES: tuple[Case, ...] = (wildcards, copies, chains, headers, bindings, arguments, exclusive, names)
 
 
-def _processor_ms(pid: int) -> float:
-    """What all threads of a process have had."""
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e6
-
-
 def _measured(served: Served, client: BrokerClient, case: Case, times: int) -> tuple[float, float]:
     """The processor time of one request in ms, and the longest wait of another client beside some."""
     assert served.amqp is not None
@@ -151,10 +146,10 @@ def _measured(served: Served, client: BrokerClient, case: Case, times: int) -> t
     taken = []
     for _ in range(REPEATED):
         request = prepare()
-        before = _processor_ms(served.pid)
+        before = processor_ns(served.pid)
         request()
         connection.channel().close()  # answered after it
-        taken.append(_processor_ms(served.pid) - before)
+        taken.append((processor_ns(served.pid) - before) / 1e6)
     with asking(served.amqp) as other:
         for _ in range(REPEATED):
             prepare()()

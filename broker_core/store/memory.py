@@ -3,7 +3,7 @@
 It is not durable. Committed data is separate from data that is only appended or sealed, so ``reopened`` shows
 the state after a crash.
 
-Invariant: only ``commit`` changes ``_kept``, and only as a whole.
+Invariant: only ``commit`` changes ``_content``, and only as a whole.
 """
 
 from __future__ import annotations

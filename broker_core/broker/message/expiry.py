@@ -215,6 +215,7 @@ class Expiry:
     def _expire_head(
         self, queue: Queue, now: int, room: int, room_bytes: int, removals: Removals
     ) -> tuple[int, int, bool]:
+        """As ``_expire_some``, of those at the head."""
         entries: Sequence[int] = ()
         try:
             unread = self._unread(queue, now)
