@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
@@ -34,24 +34,6 @@ from broker_core.message.field_table import (
     sized,
 )
 
-# In the order of their flags, from bit 15 down to bit 2.
-NAMES = (
-    "content_type",
-    "content_encoding",
-    "headers",
-    "delivery_mode",
-    "priority",
-    "correlation_id",
-    "reply_to",
-    "expiration",
-    "message_id",
-    "timestamp",
-    "type",
-    "user_id",
-    "app_id",
-    "cluster_id",
-)
-_FLAG = {name: 1 << (15 - index) for index, name in enumerate(NAMES)}
 # bit 0 announces a second flag word, which no property of 0-9-1 needs; bit 1 has no meaning
 _UNKNOWN_FLAGS = 0b11
 TRANSIENT = 1  # a delivery mode
@@ -63,7 +45,8 @@ RawHeaders = list[tuple[str, bytes]]  # a header that was given twice is in it t
 
 @dataclass(frozen=True)
 class Properties:
-    """The basic properties of AMQP 0-9-1; None if a message does not have one. ``headers`` empty: none.
+    """The basic properties of AMQP 0-9-1, in the order of their flags; None if a message does not have one.
+    ``headers`` empty: none.
 
     ``delivery_mode`` 1 transient, 2 persistent; ``priority`` 0 to 255; ``timestamp`` in seconds since the
     epoch; ``expiration`` in milliseconds as text, as in the specification; ``cluster_id`` is reserved and is
@@ -123,6 +106,10 @@ class Properties:
         return cls(**values)
 
 
+NAMES = tuple(each.name for each in fields(Properties))
+_FLAG = {name: 1 << (15 - index) for index, name in enumerate(NAMES)}
+
+
 def _flags(reader: FieldReader) -> int:
     flags: int = reader.number(U16)
     if flags & _UNKNOWN_FLAGS:
@@ -138,6 +125,13 @@ def _property(reader: FieldReader, name: str) -> object:
     if name == "timestamp":
         return reader.number(U64)
     return reader.short_string()
+
+
+def _skip(reader: FieldReader, name: str) -> None:
+    if name == "headers":
+        reader.position = reader.end_of_length()
+    else:
+        reader.take(8 if name == "timestamp" else 1 if name in _OCTETS else reader.number(U8))
 
 
 # -- checking ------------------------------------------------------------------------------------------------
@@ -198,12 +192,7 @@ def property_of(data: bytes, field: str) -> Any:
         if name == field:
             return _property(reader, name)
         if flags & _FLAG[name]:
-            if name == "headers":
-                reader.position = reader.end_of_length()
-            elif name in _OCTETS:
-                reader.number(U8)
-            else:
-                reader.take(reader.number(U8))
+            _skip(reader, name)
     raise AssertionError(field)
 
 
@@ -273,10 +262,7 @@ def with_reply_to(data: bytes, reply_to: str) -> bytes:
     flags = _flags(reader)
     for name in NAMES[: NAMES.index("reply_to")]:
         if flags & _FLAG[name]:
-            if name == "headers":
-                reader.position = reader.end_of_length()
-            else:
-                reader.take(1 if name in _OCTETS else reader.number(U8))
+            _skip(reader, name)
     start = reader.position
     reader.short_string()
     return data[:start] + encode_short_string(reply_to, "reply_to") + data[reader.position :]
@@ -304,14 +290,10 @@ def rewrite_of(
     check(data)
     found = _raw_properties(data) if data else {}
     pairs = _raw_headers(found.get("headers"))
-    decoded = {name: _decoded(raw) for name, raw in pairs if name in read}
+    decoded = {name: FieldReader(raw).value(0) for name, raw in pairs if name in read}
     rewritten = _rewritten(found, pairs, headers(decoded), without)
     require_readable(rewritten)
     return rewritten
-
-
-def _decoded(raw: bytes) -> object:
-    return FieldReader(raw).value(0)
 
 
 def _rewritten(
@@ -393,14 +375,7 @@ def _raw_properties(data: bytes) -> dict[str, bytes]:
     for name in NAMES:
         if flags & _FLAG[name]:
             start = reader.position
-            if name == "headers":
-                reader.position = reader.end_of_length()
-            elif name == "timestamp":
-                reader.take(8)
-            elif name in _OCTETS:
-                reader.take(1)
-            else:
-                reader.take(reader.number(U8))
+            _skip(reader, name)
             found[name] = data[start : reader.position]
     expect_end(reader)
     return found

@@ -7,6 +7,7 @@ Invariant: the newest death is in front, and one queue and reason have one entry
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -41,10 +42,9 @@ def headers_after(
     copies = [key for key in _list(headers.get("CC")) if isinstance(key, str)]
     deaths = _deaths_after(headers, death, copies)
     changed: dict[str, object] = {"x-death": deaths, "x-delivery-count": None}
-    first = (("queue", death.queue), ("reason", death.reason), ("exchange", death.exchange))
-    for name, value in first:
-        if f"x-first-death-{name}" not in headers:
-            changed[f"x-first-death-{name}"] = value
+    if "x-death" not in headers:  # the first death; what a client wrote is not one
+        first = (("queue", death.queue), ("reason", death.reason), ("exchange", death.exchange))
+        changed |= {f"x-first-death-{name}": value for name, value in first}
     if not keeps_key:
         changed["CC"] = None
         copies = []
@@ -53,14 +53,10 @@ def headers_after(
 
 def _deaths_after(headers: Mapping[str, object], death: Death, copies: list[str]) -> Deaths:
     """A repeated death with the same queue and reason increments the existing entry."""
-    deaths = [each for each in _list(headers.get("x-death")) if isinstance(each, dict)]
-    before = next(
-        (each for each in deaths if each.get("queue") == death.queue and each.get("reason") == death.reason),
-        None,
-    )
-    rest = [{**each, "count": Long(_count(each))} for each in deaths if each is not before]
+    deaths = _grouped(headers.get("x-death"))
+    before = deaths.pop(_key({"queue": death.queue, "reason": death.reason}), None)
     if before is not None:
-        return [{**before, "count": Long(min(_count(before) + 1, _LONGEST))}, *rest]
+        return [{**before, "count": Long(min(_count(before) + 1, _LONGEST))}, *deaths.values()]
     entry: dict[str, object] = {
         "count": Long(1),
         "reason": death.reason,
@@ -71,13 +67,35 @@ def _deaths_after(headers: Mapping[str, object], death: Death, copies: list[str]
     }
     if death.expiration is not None:
         entry["original-expiration"] = death.expiration
-    return [entry, *rest]
+    return [entry, *deaths.values()]
 
 
 def count_of(deaths: object, queue: str, reason: str) -> int:
     """Returns how often a message died so, by the value of its header."""
-    found = [each for each in _list(deaths) if isinstance(each, dict)]
-    return sum(_count(each) for each in found if (each.get("queue"), each.get("reason")) == (queue, reason))
+    return _count(_grouped(deaths).get(_key({"queue": queue, "reason": reason}), {}))
+
+
+def _grouped(value: object) -> dict[tuple[str, str], dict[str, object]]:
+    """Returns entries that a client may have written, one for each queue and reason, as RabbitMQ reads them.
+    One that is no table is left out: RabbitMQ's queue crashes.
+    """
+    deaths = [each for each in _list(value) if isinstance(each, dict)]
+    rows = Counter(map(_key, deaths))
+    found: dict[tuple[str, str], dict[str, object]] = {}
+    for each in deaths:
+        if (key := _key(each)) in found:
+            continue
+        if type(each.get("count")) is int:
+            each = {**each, "count": Long(_count(each))}  # reading it has lost its type
+        elif "count" not in each and len(deaths) > 1:  # a RabbitMQ before 3.6 wrote an entry for each death
+            each = {**each, "count": Long(rows[key])}
+        found[key] = each
+    return found
+
+
+def _key(death: Mapping[str, object]) -> tuple[str, str]:
+    """As text, because a value that a client wrote may be a list, which has no hash."""
+    return repr(death.get("queue")), repr(death.get("reason"))
 
 
 def _list(value: object) -> list[object]:
@@ -86,4 +104,4 @@ def _list(value: object) -> list[object]:
 
 def _count(death: Mapping[str, object]) -> int:
     count = death.get("count")
-    return min(max(count, -_LONGEST), _LONGEST) if isinstance(count, int) else 0
+    return min(max(count, -_LONGEST), _LONGEST) if isinstance(count, int) and count is not True else 0

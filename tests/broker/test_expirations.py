@@ -372,6 +372,23 @@ def test_many_leave_in_several_commits(
     assert len(node.browse(DEAD)) == (300 if arguments else 0)
 
 
+def test_a_head_that_expires_before_an_unread_block_stays_expired_after_a_restart(node: Node) -> None:
+    """Another queue expires in the same commit, which therefore goes on without the block."""
+    declared(node, DEAD)
+    declared(node, QUEUE, "other", **LETTERS)
+    plain(node, (b"head", 20), STAYS)
+    spilled(node, (b"consumed", 10), (b"later", 100_000))
+    with node.channel() as channel:
+        tags = [delivery.tag for _ in range(3) if (delivery := channel.get(QUEUE))]
+        channel.ack(tags[2])
+        channel.publish(b"other", "", "other", expiring(20))
+    node.restart()
+    wait(node, 50)
+    node.restart()
+    assert sorted(node.browse(DEAD)) == [b"head", b"other"]
+    assert node.browse(QUEUE) == [b"stays", b"later"]
+
+
 def test_what_is_consumed_leaves_the_index(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue of replies, each of which may expire in a day, is read at once for a week."""
     monkeypatch.setattr(due_index, "_FRESH", 8)

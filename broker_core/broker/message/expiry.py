@@ -178,6 +178,7 @@ class Expiry:
                     cost, size_bytes, done = self._expire_some(change, queue, *bounds)
                 except NotLoaded as wanted:
                     missing.append(wanted)
+                    changed = True  # its head may have left before, in a commit that other queues go on with
                     break
                 changed = changed or cost > 0
                 room -= cost

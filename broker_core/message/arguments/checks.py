@@ -19,9 +19,9 @@ from typing import Any
 
 from broker_core.core.errors import AccessRefused, PreconditionFailed
 from broker_core.message.arguments.policy import NO_POLICY, Policy, obeyed
-from broker_core.message.arguments.table import COMPARED, CONSUMER, EXCHANGE, QUEUE, ArgumentRule
+from broker_core.message.arguments.table import COMPARED, CONSUMER, EXCHANGE, NEEDS, QUEUE, ArgumentRule
 from broker_core.message.arguments.values import invalid, type_name
-from broker_core.message.deduplication import COST_BYTES, HEADER, Deduplication
+from broker_core.message.deduplication import COST_BYTES, Deduplication
 from broker_core.message.field_table import MAX_NESTING
 
 ARGUMENT_BYTES = 128 * 1024  # of all arguments together
@@ -127,12 +127,9 @@ def check_arguments(of: str, arguments: Mapping[str, object], *, strict: bool = 
         QUEUE["x-queue-type"].value(of, "x-queue-type", arguments["x-queue-type"])
     kind = _queue_type(arguments)
     _check(of, QUEUE, arguments, strict, kind, f" of queue type rabbit_{kind}_queue")
-    if "x-dead-letter-routing-key" in arguments and "x-dead-letter-exchange" not in arguments:
-        name = "x-dead-letter-routing-key"
-        raise invalid(of, name, "routing_key_but_no_dlx_defined", "it needs x-dead-letter-exchange too")
-    for name in ("x-cache-size", "x-cache-ttl", HEADER):
-        if name in arguments and "x-message-deduplication" not in arguments:
-            raise invalid(of, name, '"no deduplication"', "it needs x-message-deduplication too")
+    for name, (other, wrong) in NEEDS.items():
+        if name in arguments and other not in arguments:
+            raise invalid(of, name, wrong, f"it needs {other} too")
 
 
 def check_properties(

@@ -13,7 +13,7 @@ from collections.abc import Container, Mapping
 from typing import NamedTuple
 
 from broker_core.core.errors import OptionError, PreconditionFailed
-from broker_core.message.arguments.table import EXCHANGE, QUEUE, ArgumentRule, without_effect
+from broker_core.message.arguments.table import EXCHANGE, NEEDS, QUEUE, ArgumentRule, without_effect
 
 
 class Setting(NamedTuple):
@@ -73,8 +73,12 @@ def check_definition(of: str, definition: Mapping[str, object], *, operator: boo
             setting.table[setting.argument].value(of, name, value)
         except PreconditionFailed as error:
             raise OptionError(error.message) from None
-    if "dead-letter-routing-key" in definition and "dead-letter-exchange" not in definition:
-        raise OptionError(f"{of} sets dead-letter-routing-key alone", "it needs dead-letter-exchange too")
+    for argument, (other, _) in NEEDS.items():
+        name, needed = (
+            next(each for each in SETTINGS if SETTINGS[each].argument == one) for one in (argument, other)
+        )
+        if name in definition and needed not in definition:
+            raise OptionError(f"{of} sets {name} alone", f"it needs {needed} too")
 
 
 def settings_without_effect(definition: Mapping[str, object]) -> dict[str, str]:

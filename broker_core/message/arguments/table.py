@@ -127,6 +127,12 @@ EXCHANGE: Mapping[str, ArgumentRule] = {
     ),
 }
 
+# queue arguments that do something only beside another one: that, and what RabbitMQ says where it is missing
+NEEDS: Mapping[str, tuple[str, str]] = {
+    "x-dead-letter-routing-key": ("x-dead-letter-exchange", "routing_key_but_no_dlx_defined"),
+    **dict.fromkeys((*CACHE, HEADER), ("x-message-deduplication", '"no deduplication"')),
+}
+
 CONSUMER: Mapping[str, ArgumentRule] = {
     "x-priority": ArgumentRule(whole(LEAST)),
     "x-consumer-timeout": ArgumentRule(_TIMEOUT),
