@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import getpass
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from broker_core.client.accounts import RemoteAccounts
-from broker_core.core.errors import OptionError
+from broker_core.core.errors import AccessRefused, OptionError
 from txmq.address import BROKER, app_names, client_at
 from txmq.command.declare import YES, Options, argument, command, option
 from txmq.output import confirm, done, list_command
@@ -45,6 +46,13 @@ def _read_password(options: Options) -> str:
 
 def _accounts(options: Options) -> RemoteAccounts:
     return RemoteAccounts(client_at(options))
+
+
+def require_user(options: Options, name: str | None) -> None:
+    """Raises OptionError if there is no such user, where this one may see that."""
+    with suppress(AccessRefused):
+        if name is not None and all(each.name != name for each in _accounts(options).users()):
+            raise OptionError(f"user '{name}' does not exist", "list the users with `txmq user list`")
 
 
 TAG = option("--tag", "TAG", TAGS, multiple=True)

@@ -39,11 +39,7 @@ def _broker(needed: bool) -> tuple[CommandOption, ...]:
                 f"default: {URL_VARIABLE} of the environment",
                 envvar=URL_VARIABLE,
             ),
-            option(
-                "--data",
-                "DIR",
-                "the broker of this directory; started if none runs, but not by status",
-            ),
+            option("--data", "DIR", "the broker of this directory; started if none runs, but not by status"),
             needed=needed,
         ),
         option("--vhost", "NAME", "with --data; a url has it as its path"),

@@ -7,24 +7,23 @@ Not here: what a channel holds (``broker_core/node/open_channels.py``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from broker_core.admin import (
-    LISTED,
-    ChannelInfo,
-    ClientInfo,
-    PreparedInfo,
-)
+from broker_core.admin import LISTED, ChannelInfo, ClientInfo, PreparedInfo
 from broker_core.client.admin import RemoteAdmin, connections
 from broker_core.core.errors import OptionError, UnknownTransaction
+from txmq.accounts import require_user
 from txmq.address import BROKER, admin_at, client_at, queue_names
 from txmq.admin.history import batch_lines, message_lines, transaction_lines, transaction_row
 from txmq.command.declare import WATCH, YES, Options, argument, command, option
 from txmq.command.values import count, positive
 from txmq.output import Row, confirm, done, list_command, print_lines, report, show
+from txmq.topology import require_queue
 
 
-def _listed(options: Options, found: Sequence[object], rows: Iterable[object]) -> int:
+def _listed(options: Options, found: Sequence[object], rows: Sequence[object]) -> int:
+    if not rows and getattr(options, "queue", None) is not None:
+        require_queue(options, options.queue)
     if len(found) >= LISTED:
         print_lines(f"txmq: the oldest {LISTED} were looked at; there may be more", error=True)
     return show(options, rows)
@@ -55,7 +54,7 @@ def _consumers(options: Options) -> int:
     *BROKER,
     WATCH,
     option(
-        "--queue", "QUEUE", "only those that hold messages of it, or consume it", shell_complete=queue_names
+        "--queue", "QUEUE", "only those that hold its messages, or consume it", shell_complete=queue_names
     ),
     option("--open", text="only those with an open transaction"),
 )
@@ -88,25 +87,26 @@ list_command(
     *BROKER,
     WATCH,
     option(
-        "--queue",
-        "QUEUE",
-        "only those that publish to it, or hold messages of it",
-        shell_complete=queue_names,
+        "--queue", "QUEUE", "only those that publish to it or hold its messages", shell_complete=queue_names
     ),
 )
 def _prepared(options: Options) -> int:
     found = client_at(options).prepared()
     rows = [each for each in found if options.queue is None or options.queue in (*each.to, *each.acked)]
-    return show(options, map(_prepared_row, rows))
+    return _listed(options, (), [_prepared_row(each) for each in rows])
 
 
-list_command(
+@command(
     "tx recover",
     "list what a manager finds: prepared, or decided by hand and not forgotten",
-    lambda options: client_at(options).recover(of=options.of),
     *BROKER,
     option("--of", "USER", "the user who named it; default: you"),
 )
+def _recover(options: Options) -> int:
+    found = client_at(options).recover(of=options.of)
+    if not found:
+        require_user(options, options.of)
+    return show(options, found)
 
 
 @command(

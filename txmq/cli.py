@@ -200,6 +200,8 @@ def _rollback_all(options: Options) -> int:
     count = client_at(options).rollback_all
     confirm(options, f"rollback ends all prepared transactions {whose} for good")
     ended = count(of=options.of, by_hand=True)
+    if not ended:
+        accounts.require_user(options, options.of)
     return done(
         options, f"rolled back {ended} transactions {whose}", of=options.of, state="rolled_back", ended=ended
     )
@@ -230,7 +232,10 @@ def _preview(options: Options, verb: str) -> None:
 def _unapplied(options: Options) -> int:
     from txmq.skip import waiting  # Arrow's Parquet only here
 
-    return show(options, waiting(engine_at(options), options.app, options.rows))
+    found = waiting(engine_at(options), options.app, options.rows)
+    if not found:
+        ledger.require_app(options)
+    return show(options, found)
 
 
 @command(
@@ -334,6 +339,9 @@ def _peek(options: Options) -> int:
     rows: list[Row] = []
     for log, found in engine.available(logs, starts).items():
         rows += _peeked(engine, log, found.start, found.end, options.limit - len(rows))
+    end = max(found.end for found in engine.available(logs).values())
+    if not rows and (options.offset or 0) > end:
+        raise OptionError(f"queue {options.queue!r} has no offset {options.offset} yet", f"the next is {end}")
     return show(options, [_message_row(row, as_json=options.json) for row in rows])
 
 

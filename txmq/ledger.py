@@ -38,7 +38,18 @@ def ledger(options: Options) -> int:
         raise OptionError("`txmq app ledger` shows one ledger", "give --url, --data or --table")
     found = _of_table(options.table, options.app) if options.table else _of_engine(options)
     rows = [row for row in found if options.batch is None or row["sequence"] == options.batch]
+    if not rows and options.table is None:
+        require_app(options)
+    if not rows and (options.table or options.batch is not None):
+        which = "batch" if options.batch is None else f"batch {options.batch}"
+        raise OptionError(f"the ledger has no {which} of app {options.app!r}", "list them without --batch")
     return show(options, rows)
+
+
+def require_app(options: Options) -> None:
+    """Raises OptionError: no app of this name has run."""
+    if engine_at(options).app(options.app) is None:
+        raise OptionError(f"no app {options.app!r} has run", "list the apps with `txmq app list`")
 
 
 def _of_engine(options: Options) -> Iterator[Row]:

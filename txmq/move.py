@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+import click
 import pyarrow as pa
 
+from broker_core.broker.message.dead_letter import Reason
 from broker_core.client.broker import BrokerClient
 from broker_core.core import failpoint
 from broker_core.core.checks import MAX_NAME_BYTES
@@ -28,6 +30,7 @@ from txmq.command.declare import YES, Options, argument, command, one_of, option
 from txmq.command.values import count
 from txmq.output import confirm, done
 
+REASONS = get_args(Reason)
 PAGE = 1_000  # messages of one transaction, and of one reading
 QUEUE, REASON, EXCHANGE = "x-first-death-queue", "x-first-death-reason", "x-first-death-exchange"
 DEATHS, PREVIOUS, COPIES = "x-death", "x-previous-death", "CC"
@@ -77,7 +80,12 @@ class MessageSelection:
         option("--back", text="move each to the queue where it died first"),
         needed=True,
     ),
-    option("--reason", "REASON", "only messages that died first for it: rejected, expired, maxlen, ..."),
+    option(
+        "--reason",
+        "REASON",
+        f"only messages that died first for it: {', '.join(REASONS)}",
+        type=click.Choice(REASONS),
+    ),
     option("--limit", "N", "at most N messages, the oldest ones", type=count),
     YES,
 )

@@ -52,6 +52,16 @@ def _arguments(options: Options) -> dict[str, object]:
         raise OptionError(f"of the arguments {error}", "give it once") from None
 
 
+def require_queue(options: Options, name: str) -> QueueInfo | None:
+    """Returns it; None: this user may not see what there is. Raises QueueNotFound."""
+    with suppress(AccessRefused):
+        for queue in admin_at(options).queues():
+            if queue.name == name:
+                return queue
+        raise QueueNotFound(f"there is no queue {name!r}", "list the queues with `txmq queue list`")
+    return None
+
+
 @command(
     "queue declare",
     "declare a queue",
@@ -96,6 +106,16 @@ def _bind(options: Options) -> int:
 
 @command("exchange unbind", "remove a binding of a queue", *BROKER, *BINDING, YES)
 def _unbind(options: Options) -> int:
+    binding = options.exchange, options.queue, options.key, _arguments(options)
+    with suppress(AccessRefused):  # this user may not see what there is
+        for each in admin_at(options).bindings():
+            if binding == (each.exchange, each.destination, each.routing_key, each.arguments):
+                break
+        else:
+            raise OptionError(
+                f"no binding of {options.exchange} to {options.queue} by {options.key!r} has these arguments",
+                "list the bindings with `txmq exchange bindings`",
+            )
     confirm(
         options,
         f"unbind removes the binding of {options.exchange} to {options.queue} by {options.key!r}: what is "
@@ -135,16 +155,9 @@ def _delete_exchange(options: Options) -> int:
 
 def _messages(options: Options) -> str:
     """How many messages a queue has, where this user may see that. Raises QueueNotFound."""
-    try:
-        found = [queue for queue in admin_at(options).queues() if queue.name == options.name]
-    except AccessRefused:
+    queue = require_queue(options, options.name)
+    if queue is None:
         return "its messages"
-    if not found:
-        raise QueueNotFound(f"there is no queue {options.name!r}", "list the queues with `txmq queue list`")
-    return _counted(found[0])
-
-
-def _counted(queue: QueueInfo) -> str:
     consumers = f" (it has {queue.consumers} consumers)" if queue.consumers else ""
     owner = f" (app {queue.owner} reads it)" if queue.owner else ""
     return f"{queue.messages} messages{consumers}{owner}"

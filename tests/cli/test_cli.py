@@ -357,7 +357,6 @@ def test_the_ledger_of_an_app_is_a_row_for_each_log_of_each_batch(
     ]
     assert {(row["batch_id"], row["messages"], row["published"]) for row in rows} == {(0, 2, 2), (1, 2, 2)}
     assert _json(capsys, "app", "ledger", "sums", "--batch", "2", "--url", url) == rows[2:]
-    assert _json(capsys, "app", "ledger", "nobody", "--url", url) == []
 
 
 def test_attempts_are_listed_and_discarded(
