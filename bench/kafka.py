@@ -27,6 +27,7 @@ from kafka.admin import KafkaAdminClient, NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
 import txmq
+from bench import readme
 from bench.broker import fanout, fill, serving
 from bench.kafka_codec import codec_figures
 from bench.kafka_server import cluster, spark_kafka_jars
@@ -352,6 +353,7 @@ def main() -> None:
     )
     parser.add_argument("--dir", type=Path, help="measure the disk that holds this directory")
     parser.add_argument("--only", action="append", choices=["codec", *MEASURES], help="may be repeated")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the figures to this file, as JSON")
     options = parser.parse_args()
     wanted = options.only or ["codec", *MEASURES]
     figures = codec_figures() if "codec" in wanted else []
@@ -366,6 +368,8 @@ def main() -> None:
                     emit(figure)
                     figures.append(figure)
     print("\n" + table(figures, {}))
+    if options.write:
+        readme.write(figures, options.write)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The figures of the README and their plot: a run of the bench, kept in ``docs/figures.json``.
+"""The figures of the README and the plots of ``docs/performance.md``: runs of the bench, in ``docs/*.json``.
 
-``python -m bench --write docs/figures.json`` measures and writes them; ``python -m bench.readme`` writes the
-rows of the README and the plot of ``docs/performance.md`` from the file. A test compares them.
+``python -m bench --write docs/figures.json`` and ``python -m bench.kafka --only table_latency --write
+docs/latency.json`` measure; ``python -m bench.readme`` writes the rows of the README and the plots from these
+files. A test compares them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,7 +22,8 @@ from bench.report import Figure
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "docs" / "figures.json"
 PAGE = ROOT / "README.md"
-PLOT = ROOT / "docs" / "pictures" / "performance.svg"
+PICTURES = ROOT / "docs" / "pictures"
+LATENCY = ROOT / "docs" / "latency.json"
 # figure of the bench: its name for a reader, its unit there, its reference
 ROWS = {
     "amqp_relay_100": ("consumed and published in transactions of 100", "messages/s", "RabbitMQ 3.10"),
@@ -32,6 +34,13 @@ ROWS = {
     "micro_batch_overhead_ms": (
         "added to a micro-batch of one message", "ms", "a Python source and sink that do nothing",
     ),
+}  # fmt: skip
+LATENCIES = {
+    f"table_latency_{rate}_p{percent}_ms": (
+        f"{rate:,} rows a second, {percent}th percentile", "ms", "Spark's Kafka source, Delta's sink",
+    )
+    for rate in (100, 1_000, 10_000)
+    for percent in (50, 95, 99)
 }  # fmt: skip
 ADDED = {"micro_batch_overhead_ms"}  # what is above the reference
 HEAD = "| | txmq | compared |"
@@ -69,11 +78,11 @@ text { font: 13px system-ui, sans-serif; fill: #57606a } .title { font-weight: 6
 """  # noqa: E501
 
 
-def plot() -> str:
+def plot(file: Path, rows: Mapping[str, tuple[str, str, str]]) -> str:
     """A figure and its reference as two bars, the longer of which has the full length; as SVG."""
-    run = json.loads(FILE.read_text())
+    run = json.loads(file.read_text())
     parts = []
-    for number, (name, (label, unit, reference)) in enumerate(ROWS.items()):
+    for number, (name, (label, unit, reference)) in enumerate(rows.items()):
         figure, top = run["figures"][name], number * ROW
         title = f"{label.removeprefix('added to ')}, {unit}{_less(unit)}"
         parts.append(f'<text class="title" x="0" y="{top + 14}">{title}</text>')
@@ -84,13 +93,21 @@ def plot() -> str:
             y, length = top + 20 + line * 17, max(1, round(BAR * value / longest))
             parts.append(f'<rect class="{kind}" x="0" y="{y}" width="{length}" height="13" rx="2"/>')
             parts.append(f'<text x="{length + 8}" y="{y + 11}">{value:,.0f} {who}</text>')
-    size = f'width="{WIDTH}" height="{ROW * len(ROWS)}" viewBox="0 0 {WIDTH} {ROW * len(ROWS)}"'
+    size = f'width="{WIDTH}" height="{ROW * len(rows)}" viewBox="0 0 {WIDTH} {ROW * len(rows)}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>'
     return "\n".join([head, f"<style>{STYLE}</style>", *parts, "</svg>", ""])
 
 
+def plots() -> dict[Path, str]:
+    return {
+        PICTURES / "performance.svg": plot(FILE, ROWS),
+        PICTURES / "latency.svg": plot(LATENCY, LATENCIES),
+    }
+
+
 def main() -> None:
-    PLOT.write_text(plot())
+    for path, text in plots().items():
+        path.write_text(text)
     table = re.escape(HEAD) + r"\n(?:.*\n)*?\n.*?\d{4}-\d\d-\d\d\."
     text, found = re.subn(table, lambda _: "\n".join(rows()), PAGE.read_text())
     assert found == 1, HEAD

@@ -287,3 +287,17 @@ def test_include_transaction_names_the_commit_of_each_message(rig: Any) -> None:
     (rows,) = rig.collect(rig.stream("q", includeTransaction="true"))
     assert [row.transaction for row in rows] == [first, second, third]
     assert rig.look("q").schema == read_schema()
+
+
+@ADMITTED  # Spark 4.1 has no trigger `realTime` in Python
+@pytest.mark.parametrize("function", [True, False])
+def test_spark_refuses_a_python_source_and_foreach_batch_in_real_time_mode(rig: Any, function: bool) -> None:
+    rig.declare("q")
+    rig.publish("q", "a")
+    writer = rig.stream("q").writeStream
+    writer = writer.foreachBatch(lambda batch, number: None) if function else writer.format("console")
+    writer = writer.outputMode("update").trigger(realTime="5 seconds")
+    with pytest.raises(Exception, match=r"\[STREAMING_REAL_TIME_MODE\.") as refusal:
+        writer.option("checkpointLocation", rig.checkpoint()).start().processAllAvailable()
+    assert ("ForeachBatchSink" if function else "PythonMicroBatchStream") in str(refusal.value)
+    assert bodies(rig.look("q").collect()) == ["a"]
