@@ -30,6 +30,8 @@ from broker_core.routing.search import Search
 CONSISTENT_HASH = "x-consistent-hash"
 HASH_ARGUMENTS = _HEADER, _PROPERTY = ("hash-header", "hash-property")
 PROPERTIES = ("correlation_id", "message_id", "timestamp")
+_AS_HASHED = f"give a header as hash-header, or {' or '.join(PROPERTIES)} as hash-property, or neither"
+_AS_WEIGHT = "bind with a weight, 1 or more: how many keys go there, beside the weights of others"
 DESTINATIONS = 4_096  # a key takes a step for each
 _DRAW, _DRAWN = 8, 1024  # steps, and bytes that one more takes
 _WEIGHT = re.compile(r"[+-]?[0-9]+")  # what Erlang takes for an integer; Python takes more
@@ -66,9 +68,9 @@ class ConsistentHashExchange(Exchange[Q]):
 
     def check(self, routing_key: str, arguments: Mapping[str, object]) -> None:
         if not _WEIGHT.fullmatch(routing_key):
-            raise PreconditionFailed(f'The binding key must be an integer: <<"{routing_key}">>')
+            raise PreconditionFailed(f'The binding key must be an integer: <<"{routing_key}">>', _AS_WEIGHT)
         if int(routing_key) < 1:
-            raise PreconditionFailed("The binding key must be greater than 0")
+            raise PreconditionFailed("The binding key must be greater than 0", _AS_WEIGHT)
 
     def _added(self, key: BindingKey, binding: Binding) -> None:
         """Also completes one that was interrupted."""
@@ -121,10 +123,10 @@ def check_hash_arguments(arguments: Mapping[str, object]) -> None:
     """Raises PreconditionFailed, with the text of the plugin."""
     chosen = [name for name in HASH_ARGUMENTS if name in arguments]
     if len(chosen) > 1:
-        raise PreconditionFailed(f"{' and '.join(chosen)} are mutually exclusive")
+        raise PreconditionFailed("hash-header and hash-property are mutually exclusive", _AS_HASHED)
     for name in chosen:
         value = arguments[name]
         if not isinstance(value, str):
-            raise PreconditionFailed(f"invalid type '{type_name(value)}' for arg '{name}'", "give text")
+            raise PreconditionFailed(f"invalid type '{type_name(value)}' for arg '{name}'", _AS_HASHED)
         if name == _PROPERTY and value not in PROPERTIES:
-            raise PreconditionFailed(f"Unsupported property: {value}", f"give one of {', '.join(PROPERTIES)}")
+            raise PreconditionFailed(f"Unsupported property: {value}", _AS_HASHED)

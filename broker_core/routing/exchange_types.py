@@ -222,8 +222,6 @@ EXCHANGE_TYPES: dict[str, type[Exchange[Any]]] = {
     )
 }
 _UNDELAYED = [each for each in EXCHANGE_TYPES if each not in (DELAYED, DEDUPLICATING)]
-
-
 # arguments that have a meaning for these alone
 ARGUMENTS_OF: Mapping[str, tuple[str, ...]] = {DELAYED: (THEN,), DEDUPLICATING: CACHE}
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 GOES_ON = re.compile(
     r"onNewCheckpoint|(new|newest) checkpoint|txmq (app release|app skip|broker salvage)|RESTORE TABLE|resume_from=|(another|new) app_id|"
-    r"kafka-(?!topics)\w+\.sh|\{\w*\.?(UNAPPLIED|LOST|AGAIN|_START|_OTHERWISE)\}"
+    r"kafka-(?!topics)\w+\.sh|\{\w*\.?(UNAPPLIED|LOST|AGAIN|_START|_OTHERWISE|_AS_WEIGHT|_AS_HASHED)\}"
 )
 ENGINES = (
     "tests/advice/test_engine_advice.py::test_who_does_what_the_error_says_goes_on_with_each_message_once"
@@ -35,6 +35,7 @@ FILES_GONE = "tests/spark/test_append_files.py::test_a_table_dropped_with_its_fi
 RESUMED = (
     "tests/spark/test_resume.py::test_c7_an_app_whose_engine_has_lost_its_ledger_goes_on_behind_the_table"
 )
+HASHED = "tests/routing/test_consistent_hash.py::test_who_does_what_a_refusal_says_is_taken_at_once"
 PUT_BACK = "tests/spark/test_data_directories.py::test_a_table_that_is_put_back_as_the_error_says_takes_the_batches_of_restored_data"
 REPLACED = "tests/spark/test_tables_changed.py::test_a_change_is_not_done_on_a_table_that_replaces_its_own_and_never_silently"
 SALVAGED = "tests/store/test_salvage.py::test_flipped_bytes_in_the_catalog_never_make_a_message_another_one"
@@ -52,6 +53,10 @@ ADVICE: dict[str, str] = {
             "was deleted, or deleted and made again", "the claims and decisions of app {app_id} are lost with it", "has no claim of the app. It is",
         ),
         ENGINES,
+    ),
+    **dict.fromkeys(
+        ("The binding key must be an integer", "The binding key must be greater", "are mutually exclusive", "Unsupported property: ", "for arg '{name}': {_AS_HASHED}"),
+        HASHED,
     ),
     "has claimed damaged messages of": "tests/server/test_skip_damaged.py::test_what_an_app_has_claimed_is_not_taken_from_it",
     "only its stream consumes it": "tests/cli/test_cli.py::test_apps_are_listed_and_their_queues_released",

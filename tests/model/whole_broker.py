@@ -62,7 +62,6 @@ from tests.model.naive_broker import (
 )
 from tests.reading import NothingCached, fetched, oldest, purgeable
 
-TRANSIENT = Properties(delivery_mode=1).encode()
 DLX = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD}
 QUEUES: dict[str, dict[str, Any]] = {
     DEAD: {},
@@ -81,6 +80,22 @@ ROUTES: list[tuple[str, ...]] = [
     ("plain", "short", "timed"), ("memory", "plain"), ("short", "refusing"), (ONCE,), (PENDING, ONCE),
     (LATER,), (LATER, "plain"), (NEWS,), (NEWS, ONCE),
 ]  # fmt: skip
+
+
+def properties_of(body: bytes, queues: tuple[str, ...], persistent: bool) -> bytes:
+    """With an id where duplicates are dropped, or that delays lead to, and the delay and the expiration that the
+    body has there; most persistent messages have none at all.
+    """
+    headers: dict[str, object] = {HEADER: body} if {ONCE, NEWS, LATER}.intersection(queues) else {}
+    if LATER in queues:
+        headers["x-delay"] = delay_ms(body)
+    own_ms = expiration_ms(body, queues)
+    if persistent and not headers and own_ms is None:
+        return b""
+    expiration = None if own_ms is None else str(own_ms)
+    return Properties(headers=headers, expiration=expiration, delivery_mode=2 if persistent else 1).encode()
+
+
 STEPS = [
     "store.commit.begin",
     "store.commit.synced",
@@ -287,19 +302,11 @@ class WholeBroker(RuleBasedStateMachine):
 
     def publish_one(self, peer: Peer, route: int, persistent: bool, crash: str, again: int = 0) -> None:
         body = b"%d" % next(self.numbers)
-        properties = b"" if persistent else TRANSIENT
-        if {ONCE, NEWS} & set(ROUTES[route]):
-            if 0 < again <= len(self.sent):
+        if {ONCE, NEWS, LATER} & set(ROUTES[route]):
+            if LATER not in ROUTES[route] and 0 < again <= len(self.sent):
                 body, persistent = self.sent[-again]
             self.sent.append((body, persistent))
-            headers: dict[str, object] = {HEADER: body}
-            properties = Properties(headers=headers, delivery_mode=2 if persistent else 1).encode()
-        if (own_ms := expiration_ms(body, ROUTES[route])) is not None:
-            properties = Properties(expiration=str(own_ms), delivery_mode=2 if persistent else 1).encode()
-        if LATER in ROUTES[route]:
-            self.sent.append((body, persistent))
-            headers = {"x-delay": delay_ms(body), HEADER: body}
-            properties = Properties(headers=headers, delivery_mode=2 if persistent else 1).encode()
+        properties = properties_of(body, ROUTES[route], persistent)
         one = (ROUTES[route], body, persistent)
         if peer.transactional:
             peer.channel.publish(body, f"route{route}", "", properties)

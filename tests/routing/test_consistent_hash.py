@@ -268,6 +268,29 @@ def test_arguments_that_say_not_what_is_hashed_are_refused(arguments: dict[str, 
     found.declare_exchange(Change(), "other", "direct", arguments=arguments)  # they are its client's
 
 
+def test_who_does_what_a_refusal_says_is_taken_at_once() -> None:
+    """Each value in the advice, in the place that it names."""
+    found = topology("a")
+    for key in ("red", "0"):
+        with pytest.raises(errors.PreconditionFailed, match="bind with a weight, 1 or more"):
+            hashed(WEIGHTS).bind(Change(), "a", "h", key)
+    hashed(WEIGHTS).bind(Change(), "a", "h", "1")
+    for wrong in (
+        {"hash-header": "a", "hash-property": "message_id"},
+        {"hash-header": 5},
+        {"hash-property": "priority"},
+    ):
+        with pytest.raises(errors.PreconditionFailed) as refused:
+            found.declare_exchange(Change(), "wrong", HASH, arguments=wrong)
+        assert refused.value.message.endswith(
+            ": give a header as hash-header, or correlation_id or message_id or timestamp as hash-property, or neither"
+        )
+    properties = ("correlation_id", "message_id", "timestamp")
+    taken = [{}, {"hash-header": "a"}, *({"hash-property": name} for name in properties)]
+    for number, arguments in enumerate(taken):
+        found.declare_exchange(Change(), f"right {number}", HASH, arguments=arguments)
+
+
 def test_a_second_declaration_must_hash_the_same() -> None:
     found = hashed({}, **{"hash-header": "part"})
     found.declare_exchange(Change(), "h", HASH, arguments={"hash-header": "part", "mine": 1})
