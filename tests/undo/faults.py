@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Literal, TypeVar
 
 import broker_core
@@ -32,11 +33,16 @@ class Injected(Exception):
 
 
 class Faults:
-    """``moment``: the exception comes instead of the call, or when it returns, after what it did."""
+    """``moment``: the exception comes instead of the call, or when it returns, after what it did. ``most``: how often
+    it comes out of the calls of one line in one work, infinite for each of them; the second undoes what the first did.
+    """
 
-    def __init__(self, broker: LocalBroker, moment: Literal["call", "return"], *roots: object) -> None:
+    def __init__(
+        self, broker: LocalBroker, moment: Literal["call", "return"], most: float, *roots: object
+    ) -> None:
         self._roots = (broker.state, *roots)
         self._moment = moment
+        self._most = most
         self._run = broker.committer.run
         broker.committer.run = self._run_faulty  # type: ignore[method-assign]
         self._armed_at = 0  # 0: not armed
@@ -71,6 +77,7 @@ class Faults:
 
     def _faulty(self, work: Callable[..., T]) -> Callable[..., T]:
         calls = 0
+        passes = Counter[tuple[CodeType, CodeType | None, int]]()
 
         def fail(frame: FrameType) -> None:
             self._where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
@@ -91,7 +98,10 @@ class Faults:
                 or frame.f_code.co_flags & inspect.CO_GENERATOR
             ):
                 return None  # out of a generator that is let go an exception does not come
-            if _ends_within(frame):
+            caller = frame.f_back
+            place = frame.f_code, caller and caller.f_code, caller.f_lasti if caller else 0
+            passes[place] += 1
+            if passes[place] > self._most or _ends_within(frame):
                 return None
             calls += 1
             if calls == self._armed_at:

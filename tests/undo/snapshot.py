@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -73,49 +74,76 @@ def difference(before: dict[str, object], after: dict[str, object]) -> list[str]
 
 
 def _walk(value: Any, path: str, found: dict[str, object], seen: dict[int, str]) -> None:
-    if type(value) in PLAIN:
+    kind: Any = type(value)
+    if kind in PLAIN:
         found[path] = value
         return
-    if isinstance(value, (int, float, str, bytes, enum.Enum)) or callable(value):
-        found[path] = value if not callable(value) else getattr(value, "__qualname__", type(value).__name__)
-        return
-    if isinstance(value, (bytearray, memoryview)):
-        found[path] = bytes(value)
-        return
-    if isinstance(value, pa.RecordBatch):
-        found[path] = value.to_pylist()
-        return
-    if isinstance(value, IntervalSet):
-        found[path] = [*value, value.total]
-        return
-    if isinstance(value, Run):
-        found[path] = (
-            value.first,
-            value.block.block_id,
-            list(map(int, value.rows())),
-            value.sequence,
-            value.committed_at,
-            value.recorded,
-        )
-        return
-    if isinstance(value, (set, frozenset)):
-        found[path] = sorted(_name(item) for item in value)
-        return
-    if isinstance(value, Mapping):
-        value = {key: item for key, item in value.items() if not isinstance(item, (list, dict, set)) or item}
-        found[path] = sorted(_name(key) for key in value)
-        for key, item in sorted(value.items(), key=lambda entry: _name(entry[0])):
-            _walk(item, f"{path}[{_name(key)}]", found, seen)
-        return
-    if isinstance(value, (list, tuple, deque)):
-        found[path] = len(value)
-        for number, item in enumerate(value):
-            _walk(item, f"{path}[{number}]", found, seen)
-        return
-    if id(value) in seen:
-        found[path] = f"-> {seen[id(value)]}"
-        return
-    seen[id(value)] = path
+    walk, is_shared = _walk_of(kind)
+    if is_shared:
+        if id(value) in seen:
+            found[path] = f"-> {seen[id(value)]}"
+            return
+        seen[id(value)] = path
+    walk(value, path, found, seen)
+
+
+@functools.cache
+def _walk_of(kind: Any) -> tuple[Callable[..., None], bool]:
+    """How to walk values of this type, and whether one may be reached on several paths."""
+    if issubclass(kind, (int, float, str, bytes, enum.Enum)):
+        return _leaf(lambda value: value), False
+    if any("__call__" in base.__dict__ for base in kind.__mro__):
+        return _leaf(lambda value: getattr(value, "__qualname__", kind.__name__)), False
+    for of, leaf in LEAVES.items():
+        if issubclass(kind, of):
+            return _leaf(leaf), False
+    if issubclass(kind, Mapping):
+        return _walk_mapping, False
+    if issubclass(kind, (list, tuple, deque)):
+        return _walk_items, False
+    return _walk_object, True
+
+
+def _leaf(plain: Callable[[Any], object]) -> Callable[..., None]:
+    def walk(value: Any, path: str, found: dict[str, object], _seen: dict[int, str]) -> None:
+        found[path] = plain(value)
+
+    return walk
+
+
+def _run(run: Run) -> object:
+    rows = list(map(int, run.rows()))
+    return run.first, run.block.block_id, rows, run.sequence, run.committed_at, run.recorded
+
+
+LEAVES: dict[Any, Callable[[Any], object]] = {
+    (bytearray, memoryview): bytes,
+    pa.RecordBatch: pa.RecordBatch.to_pylist,
+    IntervalSet: lambda value: [*value, value.total],
+    Run: _run,
+    (set, frozenset): lambda value: sorted(map(_name, value)),
+}
+
+
+def _walk_mapping(
+    value: Mapping[Any, Any], path: str, found: dict[str, object], seen: dict[int, str]
+) -> None:
+    items = [
+        (_name(key), item) for key, item in value.items() if not isinstance(item, (list, dict, set)) or item
+    ]
+    items.sort(key=operator.itemgetter(0))
+    found[path] = [name for name, _ in items]
+    for name, item in items:
+        _walk(item, f"{path}[{name}]", found, seen)
+
+
+def _walk_items(value: Any, path: str, found: dict[str, object], seen: dict[int, str]) -> None:
+    found[path] = len(value)
+    for number, item in enumerate(value):
+        _walk(item, f"{path}[{number}]", found, seen)
+
+
+def _walk_object(value: Any, path: str, found: dict[str, object], seen: dict[int, str]) -> None:
     if isinstance(value, Ready) and value.ranks is not None:
         value.ranks.best()  # it takes in what became visible: when is nobody's concern
     fields = _fields(value)
@@ -140,19 +168,21 @@ def _walk(value: Any, path: str, found: dict[str, object], seen: dict[int, str])
         fields = {"entries": sorted(entries.union(value._fresh)), "exchange": value.exchange}
     elif isinstance(value, Block):
         found[path] = type(value).__name__
-    for name, item in sorted(fields.items()):
-        if name not in LEFT_OUT:
-            _walk(item, f"{path}.{name}", found, seen)
+    for name, item in fields.items():
+        _walk(item, f"{path}.{name}", found, seen)
 
 
 def _fields(value: object) -> dict[str, Any]:
-    fields = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
-    return {**fields, **getattr(value, "__dict__", {})}
+    kind: Any = type(value)
+    own = getattr(value, "__dict__", None)
+    names = sorted({*_slots(kind), *own} - LEFT_OUT) if own else _slots(kind)
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 @functools.cache
-def _slots(kind: type) -> frozenset[str]:
-    return frozenset(name for base in kind.__mro__ for name in getattr(base, "__slots__", ()))
+def _slots(kind: Any) -> list[str]:
+    """Those that are compared, in order."""
+    return sorted({name for base in kind.__mro__ for name in getattr(base, "__slots__", ())} - LEFT_OUT)
 
 
 def _name(key: object) -> str:

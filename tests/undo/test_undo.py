@@ -5,6 +5,7 @@ before.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from functools import partial
 from operator import attrgetter
@@ -39,13 +40,13 @@ EXPIRING = Properties(delivery_mode=2, expiration="1000").encode()
 class Life:
     """A broker whose every work is tried with an exception out of every call, until it succeeds."""
 
-    def __init__(self, moment: Literal["call", "return"]) -> None:
+    def __init__(self, moment: Literal["call", "return"], most: float) -> None:
         self.clock = Clock()
         self.broker = LocalBroker(MemoryStore(), self.clock, upkeep=False)
         self.state = self.broker.state
         self.engine = EmbeddedEngine(self.broker)
         engine = self.engine
-        self.faults = Faults(self.broker, moment, engine._claims, engine._ledger, engine._branches)
+        self.faults = Faults(self.broker, moment, most, engine._claims, engine._ledger, engine._branches)
         self.channel = self.broker.channel()
 
     def do(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -99,9 +100,10 @@ class Life:
 
 
 @pytest.fixture(params=["call", pytest.param("return", marks=pytest.mark.soak)])
-def life(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture) -> Iterator[Life]:
+def life(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, rounds: int) -> Iterator[Life]:
+    """Out of every call in ``make soak``; before a change lands, out of two of those of a line in a work."""
     caplog.set_level(logging.CRITICAL, "txmq")  # thousands of traces, a quarter of the time
-    made = Life(request.param)
+    made = Life(request.param, math.inf if rounds else 2)
     yield made
     assert made.faults.raised > 20, "hardly an exception was thrown"
     made.broker.close()
