@@ -55,6 +55,7 @@ def take_all(served: AmqpServed) -> list[bytes]:
     return found[:-1]
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("exchange", ["", "once"])
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("step", [step for step in STEPS if step.startswith(("store.commit", "committer"))])

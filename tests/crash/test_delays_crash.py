@@ -77,6 +77,7 @@ def arrived(served: AmqpServed, expected: set[str]) -> Counter[str]:
     return found
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("way", [send, send_expiring])
 @pytest.mark.parametrize("step", [step for step in STEPS if step.startswith(("store.commit", "committer"))])
 def test_killed_while_messages_wait_and_are_delivered_each_arrives_once(
