@@ -228,7 +228,9 @@ def test_an_exception_in_a_commit_of_ids_changes_nothing(life: Life) -> None:
     for queue in ("window", "pending"):
         life.do_now("transactions.commit", life.settle("ack", life.hold(queue, 2)))
     commit("a", "d")
-    policy = PolicyRecord("/", "policy", "p", "^window$", "all", 0, {"x-cache-ttl": 1_000})
+    policy = PolicyRecord(
+        "/", "policy", "p", "^window$", "all", 0, {"x-message-deduplication": True, "x-cache-ttl": 1_000}
+    )
     life.do("topology.policies.put", policy)
     life.clock.advance(5)
     commit("e")
