@@ -339,9 +339,10 @@ def _peek(options: Options) -> int:
     rows: list[Row] = []
     for log, found in engine.available(logs, starts).items():
         rows += _peeked(engine, log, found.start, found.end, options.limit - len(rows))
-    end = max(found.end for found in engine.available(logs).values())
-    if not rows and (options.offset or 0) > end:
-        raise OptionError(f"queue {options.queue!r} has no offset {options.offset} yet", f"the next is {end}")
+    if not rows and options.offset is not None:
+        end = max(found.end for found in engine.available(logs).values())
+        if options.offset > end:
+            raise OptionError(f"{options.queue!r} has no offset {options.offset} yet", f"the next is {end}")
     return show(options, [_message_row(row, as_json=options.json) for row in rows])
 
 
