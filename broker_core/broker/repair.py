@@ -134,7 +134,7 @@ def leave_out_history(found: Repaired, damaged: Iterable[Damaged]) -> None:
     for each in damaged:
         if each.number:
             found.journal.append(Drop(HistoryRecord, (each.number,)))
-        found.done.append(f"{each.why}; the history of commits goes on without it")
+        found.done.append(f"{each.why}; the history of commits continues without it")
 
 
 class _Repair:

@@ -108,7 +108,7 @@ class FieldReader:
             table[name] = self.value(depth)
         if self.position != end:
             raise damaged(
-                f"a table that ends at byte {end} holds a value that goes on to byte {self.position}"
+                f"a table that ends at byte {end} holds a value that continues to byte {self.position}"
             )
         return table
 
@@ -121,7 +121,7 @@ class FieldReader:
             values.append(self.value(depth))
         if self.position != end:
             raise damaged(
-                f"an array that ends at byte {end} holds a value that goes on to byte {self.position}"
+                f"an array that ends at byte {end} holds a value that continues to byte {self.position}"
             )
         return values
 

@@ -75,7 +75,7 @@ class Alarm:
                         "publishers have to wait: %s (%s)", self._found.reason, self._found.numbers
                     )
                 elif self._found is None and before is not None:
-                    logger.warning("publishers may go on")
+                    logger.warning("publishers may continue")
             return self._found
 
     def look(self) -> Shortage | None:

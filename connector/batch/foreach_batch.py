@@ -288,8 +288,8 @@ class Transactional:
             last = self.engine.last_entry(self.app_id)
             if before is None and last is not None and query_id not in (None, last.query_id):
                 raise CheckpointMismatch(
-                    f"app {self.app_id!r} goes on behind batch {last.sequence} of its Delta ledger now, and "
-                    f"query {query_id} had asked before where to begin. Nothing was consumed",
+                    f"app {self.app_id!r} continues behind batch {last.sequence} of its Delta ledger now, "
+                    f"and query {query_id} had asked before where to begin. Nothing was consumed",
                     "start it once more, with a new checkpoint and onNewCheckpoint=resume",
                 )
 

@@ -118,8 +118,8 @@ class Resume:
             raise CheckpointMismatch(
                 f"{text}, and this engine has no ledger of the app: that was lost, or it is another engine. "
                 "Nothing was consumed",
-                "to go on behind these batches, start with a new checkpoint and onNewCheckpoint=resume, in "
-                f"source and function; {_OTHERWISE}",
+                "to continue behind these batches, start with a new checkpoint and onNewCheckpoint=resume, "
+                f"in source and function; {_OTHERWISE}",
             )
         # 1.
         self._prove(spark, table, newest)
@@ -141,8 +141,8 @@ class Resume:
         except CheckpointMismatch as error:
             raise CheckpointMismatch(
                 f"{text}, and another engine has taken the app over since: it may have done later batches",
-                "go on there; if that engine is lost too, give another app_id, and startingOffsets where the "
-                f"app was: {_json(newest.ends)}",
+                "continue there; if that engine is lost too, give another app_id, and startingOffsets where "
+                f"the app was: {_json(newest.ends)}",
             ) from error
         here("resume.taken_over")
         # 4.
@@ -246,7 +246,7 @@ class Resume:
 
     def _doubtful(self, why: str, instead: str = "") -> CheckpointMismatch:
         return CheckpointMismatch(
-            f"app {self.app_id!r} cannot go on behind ledger {self.ledger!r}: {why}. Nothing was consumed",
+            f"app {self.app_id!r} cannot continue behind ledger {self.ledger!r}: {why}. Nothing was consumed",
             f"{instead + ', or ' if instead else ''}give another app_id, another ledger, and startingOffsets "
             "where the app was",
         )

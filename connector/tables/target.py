@@ -25,7 +25,7 @@ UNAPPLIED = (
     "files with `txmq app skip APP SEQUENCE --to DIR` (with --refused only those that the table refuses)"
 )
 AGAIN = (
-    "start the query again, which applies them once before it goes on; a conflict is waited for as long as "
+    "start the query again, which applies them once before it continues; a conflict is waited for as long as "
     "conflict_timeout_s of transactional says"
 )
 LOST = (

@@ -89,7 +89,7 @@ ADVICE: dict[str, str] = {
     "hangs in {log} at offset": BY_HAND + "tests/kafka/sink/test_lost_end.py::test_a_transaction_whose_end_kafka_has_lost_and_forgotten_is_one_error_that_names_it",
     "another engine has taken the app over since": BY_HAND + "tests/spark/test_resume.py::test_c7_of_two_engines_that_go_on_behind_one_ledger_one_does",
     "was taken over by another engine behind": BY_HAND + "tests/spark/test_resume.py::test_c7_of_two_engines_that_go_on_behind_one_ledger_one_does",
-    "cannot go on behind ledger": BY_HAND + "tests/spark/test_resume.py::test_c7_a_ledger_that_others_have_changed_is_refused_and_nothing_has_changed",
+    "cannot continue behind ledger": BY_HAND + "tests/spark/test_resume.py::test_c7_a_ledger_that_others_have_changed_is_refused_and_nothing_has_changed",
     "its rows would come twice": BY_HAND + "tests/spark/test_resume.py::test_c7_a_batch_that_only_a_table_knows_stops_before_the_decision",
     "Delta has skipped batch": BY_HAND + "tests/spark/test_data_directories.py::test_a_data_directory_restored_one_batch_older_stops_before_the_decision",
     "forgets the batches that it has": BY_HAND + "tests/spark/test_delta.py::test_a_table_that_forgets_its_transactions_takes_a_repeated_append_once",

@@ -188,7 +188,7 @@ def test_c7_a_ledger_that_others_have_changed_is_refused_and_nothing_has_changed
         with pytest.raises(CheckpointMismatch) as refused:
             on_kafka.ready()
         told = str(refused.value)
-        assert re.search(rf"cannot go on behind ledger .*{why}.*Nothing was consumed", told), (what, told)
+        assert re.search(rf"cannot continue behind ledger .*{why}.*Nothing was consumed", told), (what, told)
         assert on_kafka.bench.engine.last_entry(APP) is None
     assert on_kafka.bench.claim() == {"in": 8}, "no start was recorded"
 

@@ -137,8 +137,8 @@ class PartitionReader:
         if self._fails:
             raise errors.DataLoss(
                 f"offset {position} of {log} is lost: Kafka has {begin} to {end}",
-                "raise retention.ms and retention.bytes of the topic; set failOnDataLoss=false to go on with "
-                "the rows that are left",
+                "raise retention.ms and retention.bytes of the topic; set failOnDataLoss=false to continue "
+                "with the rows that are left",
             ) from lost
         return begin if position < begin else None
 

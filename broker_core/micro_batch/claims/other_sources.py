@@ -22,7 +22,7 @@ def require_same_offsets(entry: LedgerRecord, offset_log: str) -> None:
 
 
 def planned_anew(entry: LedgerRecord, offset_log: str = "") -> CheckpointMismatch:
-    newest = "go on with the newest checkpoint, or "
+    newest = "continue with the newest checkpoint, or "
     if not entry.offset_log:
         why, newest = "of which offsets is not told here: it comes from a Delta ledger", ""
     elif offset_log == UNKNOWN_OFFSETS:

@@ -75,7 +75,7 @@ class Releases:
             + (
                 "The app has gone on since then: use the checkpoint that is in use"
                 if followed
-                else "Start once more with a new checkpoint and onNewCheckpoint=resume: it goes on at "
+                else "Start once more with a new checkpoint and onNewCheckpoint=resume: it continues at "
                 f"{canonical(_ends(notes))}, behind what is decided"
             )
         )
@@ -143,7 +143,7 @@ def require_idle(
             f"queue {queue!r} is not released from app {app_id!r}: {' and '.join(left)}",
             "start its query again, which finishes them, stop it, and release then; or `txmq app skip` what "
             "a table refuses. With --force the claimed messages are for whoever reads next, what is decided "
-            "waits for the app, and its checkpoint does not fit any more: the app then goes on with a new "
+            "waits for the app, and its checkpoint does not fit any more: the app then continues with a new "
             "checkpoint and onNewCheckpoint=resume",
         )
     return bool(left)

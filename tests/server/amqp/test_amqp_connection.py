@@ -467,7 +467,7 @@ def test_publishers_are_blocked_while_memory_is_low_and_consumers_are_not(
         r"publishers have to wait: low on memory \(\d+\.\d MiB of messages and records in memory, the limit is 8\.0\)",
         waiting,
     )
-    assert going_on == "publishers may go on"
+    assert going_on == "publishers may continue"
 
 
 def test_a_publisher_that_does_not_understand_blocked_only_waits(
