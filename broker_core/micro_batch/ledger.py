@@ -230,8 +230,8 @@ class Ledger:
                 f"query {query_id} is a new checkpoint under appId {app_id!r}, whose batches belong to query "
                 f"{current.query_id} (last: batch {decided.batch_id}, number {decided.sequence} of the app). "
                 "Continue with that checkpoint, or set onNewCheckpoint=resume to continue where the last "
-                "committed batch ended; another query needs an appId and queues of its own, and a second flow into "
-                "a sink of a declarative pipeline a sink with an appId of its own"
+                "committed batch ended; another query needs an appId and queues of its own, and a second "
+                "flow into a sink of a declarative pipeline a sink with an appId of its own"
             )
 
     def _follow(self, batch: MicroBatch, offset_log: str) -> LedgerRecord | None:
