@@ -166,6 +166,7 @@ def test_a_damaged_row_is_named_and_left_out_and_the_broker_starts_with_its_mess
     assert verify(tmp_path / "data").repairs == []
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("text", [b"no history", b"{}", b"[]"])
 @pytest.mark.parametrize("packed", [1, 2, 0])
 def test_a_row_with_a_right_checksum_that_is_no_history_is_found_by_verify(
