@@ -102,9 +102,15 @@ def test_a_narrow_screen_shows_every_page_without_moving_sideways(
 ) -> None:
     tab = Tab(browser, broker.http_urls[0], viewport={"width": 360, "height": 740})
     tab.log_in()
-    for name, path in PAGES.items():
+    for name, path in {**PAGES, "refused": "/ui/queue?vhost=%2F&name=missing"}.items():
         tab.go(path.format(user="boss"))
         assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+    tab.go("/ui/apps?name=missing")
+    text = tab.page.evaluate(
+        "() => { const range = document.createRange(); range.selectNodeContents(document.querySelector('td.none')); "
+        "return range.getBoundingClientRect().right <= innerWidth }"
+    )
+    assert text, "the sentence of an empty table"
     tab.close()
 
 

@@ -39,7 +39,7 @@ def _overview(call: HttpCall) -> Response:
         times, (changes, milliseconds, groups) = call.served.history.of(sampling.COMMITS)
         values |= {
             "commits": plotted(times, "/s", commits=changes, groups=groups),
-            "latency": plotted(times, "ms", disk_per_group=milliseconds),
+            "latency": plotted(times, "ms", latency=milliseconds),
             "now": {"commits": _last(changes), "latency": _last(milliseconds)},
             "node": call_api(call, "/api/nodes")[0],
             "alarms": call_api(call, "/api/txmq/alarms"),
@@ -72,7 +72,7 @@ def _store(call: HttpCall) -> Response:
         staged=call_api(call, "/api/txmq/staged"),
         listeners=call.served.listening(),
         commits=plotted(times, "/s", commits=changes, groups=groups),
-        latency=plotted(times, "ms", disk_per_group=milliseconds),
+        latency=plotted(times, "ms", latency=milliseconds),
     )
 
 
