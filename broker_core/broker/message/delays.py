@@ -40,7 +40,7 @@ class Delays(DueEntries):
     """``unroutable``: messages since the start that reached no queue when they were due."""
 
     def __init__(self, blocks: Blocks, messages: Messages) -> None:
-        super().__init__(blocks, _delay_us)
+        super().__init__(blocks, _delay_us, cost=3)  # each is routed: 512 hold the others up for 18 ms
         self._messages = messages
         self.unroutable = Tally(blocks.undo)
 

@@ -34,10 +34,12 @@ _UNREAD = InboxRow(NO_BLOCK, 0, NO_SEQUENCE, 0, "", "", b"", b"", b"")  # instea
 
 
 class DueEntries:
-    """``after_us``: how long after its commit an entry is due, by its properties; NEVER: at no time."""
+    """``after_us``: how long after its commit an entry is due, by its properties; NEVER: at no time.
+    ``cost``: what the release of one takes of the room of a commit.
+    """
 
-    def __init__(self, blocks: Blocks, after_us: Callable[[bytes], int]) -> None:
-        self._blocks, self._after_us = blocks, after_us
+    def __init__(self, blocks: Blocks, after_us: Callable[[bytes], int], cost: int = 1) -> None:
+        self._blocks, self._after_us, self._cost = blocks, after_us, cost
         self._times = partial(times_of_rows, after_us)
 
     def index(self, queue: Queue) -> DueIndex[Queue] | None:
@@ -66,7 +68,7 @@ class DueEntries:
         except NotLoaded:  # what is due goes before it: after a restart the blocks are many
             if not index.due(now, 1).size:
                 raise
-        due = index.due(now, min(room, PIECE))
+        due = index.due(now, min(-(-room // self._cost), PIECE))
         offsets: list[int] = due[1].tolist()
         places = _places(queue, sorted(offsets))
         # each once: an exception in the index may have left one there twice
@@ -90,7 +92,7 @@ class DueEntries:
         size_bytes = sum(len(rows[offset].body) for offset in released)
         if behind or index.unread_us <= now:
             return room, size_bytes, False  # others commit in between
-        return used, size_bytes, index.next_us > now
+        return used * self._cost, size_bytes, index.next_us > now
 
     def _look(self, queue: Queue, index: DueIndex[Queue], now: int) -> None:
         """Reads spans that may be due, the newest first: after a restart the others are many. Raises

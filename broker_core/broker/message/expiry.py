@@ -104,12 +104,10 @@ class Expiry:
                     expired = self.delays.deadline(queue) <= now
                 else:
                     expired = self.expirations.deadline(queue) <= now or self.head_expired(queue, now)
-            except NotLoaded:
-                expired = True  # perhaps: ``expire`` loads it
             except StoreError:
                 expired = False
-            except Exception:
-                expired = True  # ``expire`` raises the error
+            except (NotLoaded, Exception):
+                expired = True  # perhaps: ``expire`` loads it, or raises the error
             if expired or queue.has_news or queue in self._pending_checks.overfull:
                 due.append(queue)
             elif queue.marks.timed:
