@@ -71,7 +71,7 @@ def rows() -> list[str]:
     return [*lines, "", f"{run['machine']}, {run['date']}."]
 
 
-WIDTH, ROW, BAR = 760, 62, 330  # of the plot, of a figure in it, of the longest bar
+WIDTH, ROW, BAR = 800, 62, 330  # of the plot, of a figure in it, of the longest bar
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #57606a } .title { font-weight: 600 } .txmq { fill: #2f6fd0 } .beside { fill: #9aa5b1 }
 @media (prefers-color-scheme: dark) { text { fill: #b6bec8 } .txmq { fill: #5b95ea } .beside { fill: #6b7683 } }
