@@ -9,7 +9,7 @@ message.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from operator import itemgetter
 from typing import Generic, Protocol, TypeVar
 
@@ -80,15 +80,17 @@ class Consumers(Generic[C]):
         if consumer.no_local and self.publishers is None:
             self.publishers = {}
 
-    def remove(self, consumers: Iterable[C], undo: Undo) -> None:
+    def remove(self, consumers: Collection[C], undo: Undo) -> None:
         """Removes them in one pass. Their channels keep the deliveries that they hold."""
         undo.attribute(self, "rings")
         undo.attribute(self, "_single")
+        rings = dict(self.rings)
         for consumer in consumers:
             undo.attribute(consumer, "active")
             consumer.active = False
-        left = [(priority, deque(each for each in ring if each.active)) for priority, ring in self.rings]
-        self.rings = [(priority, ring) for priority, ring in left if ring]
+        for priority in {each.priority for each in consumers}:  # alone: an undo holds each copy
+            rings[priority] = deque(each for each in rings.get(priority, ()) if each.active)
+        self.rings = [(priority, ring) for priority, ring in rings.items() if ring]
         if self._single is not None and not self._single.active:
             self._single = next(iter(self), None)
 
@@ -107,8 +109,7 @@ class Consumers(Generic[C]):
         gone = list(self)
         undo.attribute(self, "rings")
         undo.attribute(self, "_single")
-        self.rings = []
-        self._single = None
+        self.rings, self._single = [], None
         for consumer in gone:
             consumer.end(undo)
         return gone
@@ -129,10 +130,9 @@ class Consumers(Generic[C]):
         """Returns the consumers with credit of the highest priority that has any, the next one first.
         Consumers without credit are marked parked.
         """
+        rings = [ring for _, ring in self.rings]
         if self.single:
             rings = [deque([self._single])] if self._single is not None else []
-        else:
-            rings = [ring for _, ring in self.rings]
         for ring in rings:
             found = []
             for consumer in ring:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -780,3 +781,21 @@ def test_a_queue_that_cannot_be_read_cancels_its_consumers_and_keeps_its_message
     monkeypatch.setattr(shell.state.blocks, "read", read)
     shell.consume(channel, "q", "c")
     assert shell.dispatch() == [("c", b"1", False), ("c", b"2", False)]
+
+
+def test_a_cancel_copies_no_consumers_of_other_priorities(node: Node, shell: Shell) -> None:
+    """An undo holds each copy until the commit: of 900 cancels in 27 kB these were 300 MB."""
+    declared(node, "q")
+    channel = shell.channel()
+    for number in range(640):
+        shell.consume(channel, "q", f"t{number}", priority=number)
+    tracemalloc.start()
+    try:
+        channel.cancel("t5")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 150 * 640, "a copy of each ring is over 500 bytes"
+    publish(node, "q", b"1")
+    assert [tag for tag, _, _ in shell.dispatch()] == ["t639"]
+    assert node.queue("q").consumers == 639
