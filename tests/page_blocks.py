@@ -66,7 +66,7 @@ SHELL = [
     Shell("README.md", "pip install", changed={"python3 -m venv ../env && . ../env/bin/activate && pip install '.[http]' pika": ":", **_PAGE}),
     Shell("docs/backup.md", "broker backup", before="txmq queue declare orders --data data",
           changed={"/var/lib/txmq": "data", "/backup/": "copy-", "\ntxmq broker backup --url txmqs://host:5673 --user root": "\nrm -r copy-txmq-monday\ntxmq broker backup --url $TXMQ_URL"}),
-    Shell("docs/clients.md", "# AMQP on 127.0.0.1:5672", changed=_SERVE),
+    Shell("docs/clients.md", "# AMQP: 127.0.0.1:5672", changed=_SERVE),
     Shell("docs/clients.md", "celery -A", CLIENTS),
     Shell("docs/delays.md", "exchange declare later", before="txmq queue declare orders"),
     Shell("docs/from_rabbitmq.md", "export_definitions", before="echo '{\"queues\": []}' > definitions.json",

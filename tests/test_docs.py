@@ -144,7 +144,6 @@ SOAK_ALONE = {
 
 # of other claims: what needs another product, a browser or a client in Java, or whose rule has another test before
 SOAK_CLAIMS = {
-    "crash/test_spark_crash.py": ("test_on_kafka_operations_on_a_table_are_done_once_and_in_order",),
     "interop/test_definitions.py": ("test_definitions_of_more_bindings_than_one_call_takes_are_imported_in_files",),
     "interop/test_java.py": ("test_java_over_amqps_does_what_its_permissions_allow",),
     "interop/test_java_http.py": ("test_the_java_program_comes_to_all_its_checks_and_no_others",),

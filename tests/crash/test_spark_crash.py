@@ -119,7 +119,7 @@ SELDOM = {
     "released-marked", "zombie", "files-two-drivers", "self-union", "self-join", "deduplicated",
     "processor-in-pandas", "kafka-state", "kafka-files-copied", "kafka-released-decided", "kafka-released-staged",
     "kafka-batch-fails", "kafka-nothing", "called", "files-zombie", "released-unlogged", "kafka-unlogged",
-    "files-committed", "kafka-changes",
+    "files-committed",
 }  # fmt: skip
 
 
@@ -676,7 +676,6 @@ def test_on_kafka_a_driver_killed_or_overtaken_leaves_everything_exactly_once(
     require_once(on_kafka, f"kafka-{app}")
 
 
-@pytest.mark.soak  # the same operations are killed in row 7: no engine does them
 def test_on_kafka_operations_on_a_table_are_done_once_and_in_order(on_kafka: Outcome) -> None:
     require_once(on_kafka, "kafka-changes").require_changed(MESSAGES)
 
