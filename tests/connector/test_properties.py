@@ -146,7 +146,7 @@ def test_every_header_type_of_rabbitmq_is_read() -> None:
         (b"\x80\x00\x05ab", "goes beyond their end"),
         (b"\x80\x00\x01\xff", "not UTF-8"),
         (b"\x20\x00\x00\x00\x00\x03\x01aZ", "unknown header type 'Z'"),
-        (b"\x20\x00\x00\x00\x00\x04\x01aI\x00\x00\x00\x00", "goes on to byte"),
+        (b"\x20\x00\x00\x00\x00\x04\x01aI\x00\x00\x00\x00", "continues to byte"),
         (b"\x20\x00\xff\xff\xff\xff", "goes beyond their end"),
         (b"\x00", "in the middle of a value"),
     ],

@@ -227,6 +227,7 @@ def test_prepared_transactions_are_listed_with_their_queues_and_open_ones_with_t
     broker: Broker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with broker.channel() as channel:
+        channel.queue_declare("c")
         assert channel.get("a") is not None
         channel.tx_select()
         channel.ack(1)
