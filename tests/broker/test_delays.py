@@ -60,6 +60,27 @@ def vhosts(node: Node) -> Vhosts:
     return Vhosts(node.broker, VhostEngines(node.broker))
 
 
+def watched(
+    node: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    queue: str = QUEUE,
+    after_first: Callable[[], None] = lambda: None,
+) -> list[int]:
+    """Returns a list that gets the messages of a queue after each commit of the upkeep."""
+    commits: list[int] = []
+
+    def expire(due: list[Any]) -> list[Any]:
+        left: list[Any] = intact(due)
+        if not commits:
+            after_first()
+        commits.append(len(node.browse(queue)))
+        return left
+
+    intact = node.broker.upkeep._expire_some
+    monkeypatch.setattr(node.broker.upkeep, "_expire_some", expire)
+    return commits
+
+
 @pytest.fixture
 def ready(node: Node) -> Node:
     """A queue behind an exchange that delays."""
@@ -460,15 +481,7 @@ def test_messages_whose_routes_are_dear_are_delivered_in_several_commits(
         for number in range(20):
             channel.publish(b"%d" % number, LATER, f"k{number}", waits(1_000))
     node.clock.advance(1.001)
-    commits: list[int] = []
-
-    def expire(due: list[Any]) -> list[Any]:
-        left: list[Any] = intact(due)
-        commits.append(len(node.browse(QUEUE)))
-        return left
-
-    intact = node.broker.upkeep._expire_some
-    monkeypatch.setattr(node.broker.upkeep, "_expire_some", expire)
+    commits = watched(node, monkeypatch)
     wait(node, 1_000)
     assert [count for count in dict.fromkeys(commits) if count] == [6, 12, 18, 20]
 
@@ -478,15 +491,7 @@ def test_many_that_are_due_at_once_are_delivered_in_commits_that_take_10_ms(
 ) -> None:
     """Each takes 35 us: a commit of 512 of them kept a confirm of another client waiting for 50 ms."""
     plain(ready, *((b"%d" % number, 1_000) for number in range(600)))
-    commits: list[int] = []
-
-    def expire(due: list[Any]) -> list[Any]:
-        left: list[Any] = intact(due)
-        commits.append(len(ready.browse(QUEUE)))
-        return left
-
-    intact = ready.broker.upkeep._expire_some
-    monkeypatch.setattr(ready.broker.upkeep, "_expire_some", expire)
+    commits = watched(ready, monkeypatch)
     wait(ready, 1_100)
     arrived = [0, *dict.fromkeys(commits)]
     assert max(later - before for before, later in itertools.pairwise(arrived)) <= 512 // 3 + 1, arrived
@@ -528,19 +533,13 @@ def test_what_is_due_meanwhile_does_not_wait_until_another_exchange_has_delivere
     with ready.channel() as channel:
         channel.queue_bind("other", "other", "k")
     plain(ready, *((b"0123456789", 10) for _ in range(200)))
-    commits: list[int] = []
 
-    def expire(due: list[Any]) -> list[Any]:
-        left: list[Any] = intact(due)
-        if not commits:
-            with ready.channel() as channel:
-                channel.publish(b"new", "other", "k", waits(5))
-            ready.clock.advance(1)
-        commits.append(len(ready.browse("other")))
-        return left
+    def another() -> None:
+        with ready.channel() as channel:
+            channel.publish(b"new", "other", "k", waits(5))
+        ready.clock.advance(1)
 
-    intact = ready.broker.upkeep._expire_some
-    monkeypatch.setattr(ready.broker.upkeep, "_expire_some", expire)
+    commits = watched(ready, monkeypatch, "other", another)
     wait(ready, 10)
     assert commits[:4][-1] == 1 and len(commits) > 20, "it waited for the others"
     assert len(ready.drain(QUEUE)) == 200
