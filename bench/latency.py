@@ -25,7 +25,7 @@ from kafka import KafkaProducer
 
 from bench.broker import serving
 from bench.floods import LOGIN, OPEN
-from bench.report import Figure, note
+from bench.report import PERCENTS, RATES, Figure, note
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.decoder import PROTOCOL_HEADER
 from broker_core.amqp.v0_9_1.encoder import encode_content, encode_method
@@ -35,11 +35,9 @@ from txmq import BrokerClient, transactional
 if TYPE_CHECKING:
     from bench.kafka import Rig
 
-RATES = (100, 1_000, 10_000)  # rows a second
 SECONDS, WARM_S = 25, 10
 EVERY_S = 0.01
 LIMIT_S = 300
-PERCENTS = (50, 95, 99)
 SENT = struct.Struct(">q")  # nanoseconds since the epoch
 NAME = "latency-{}"  # of a queue and a topic
 

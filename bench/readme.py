@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.report import Figure
+from bench.report import PERCENTS, RATES, Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "docs" / "figures.json"
@@ -39,8 +39,8 @@ LATENCIES = {
     f"table_latency_{rate}_p{percent}_ms": (
         f"{rate:,} rows a second, {percent}th percentile", "ms", "Spark's Kafka source, Delta's sink",
     )
-    for rate in (100, 1_000, 10_000)
-    for percent in (50, 95, 99)
+    for rate in RATES
+    for percent in PERCENTS
 }  # fmt: skip
 ADDED = {"micro_batch_overhead_ms"}  # what is above the reference
 HEAD = "| | txmq | compared |"

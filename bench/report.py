@@ -35,6 +35,8 @@ class Goal:
     less_is_better: bool = False
 
 
+# of table_latency: rows a second
+RATES, PERCENTS = (100, 1_000, 10_000), (50, 95, 99)
 GOALS = {
     "source_rows": Goal("ratio", 0.7, 0.95),
     "sink_rows": Goal("ratio", 0.75, 0.9),
@@ -93,8 +95,8 @@ GOALS = {
     "latency_p95_ms": Goal("ratio", 1.2, 1, less_is_better=True),
     **{
         f"table_latency_{rate}_p{percent}_ms": Goal("ratio", 1, 0.25, less_is_better=True)
-        for rate in (100, 1_000, 10_000)
-        for percent in (50, 95, 99)
+        for rate in RATES
+        for percent in PERCENTS
     },
     "kafka_foreach_batch_rows": Goal("ratio", 1, 1.2),
     "tx_open_100k": Goal("ratio", 0.7, 0.9),
