@@ -106,12 +106,13 @@ def _bind(options: Options) -> int:
 
 @command("exchange unbind", "remove a binding of a queue", *BROKER, *BINDING, YES)
 def _unbind(options: Options) -> int:
-    binding = options.exchange, options.queue, options.key, _arguments(options)
+    arguments, admin = _arguments(options), admin_at(options)
+    binding = options.exchange, options.queue, options.key, arguments
     with suppress(AccessRefused):  # this user may not see what there is
-        for each in admin_at(options).bindings():
-            if binding == (each.exchange, each.destination, each.routing_key, each.arguments):
-                break
-        else:
+        found = [
+            (each.exchange, each.destination, each.routing_key, each.arguments) for each in admin.bindings()
+        ]
+        if binding not in found:
             raise OptionError(
                 f"no binding of {options.exchange} to {options.queue} by {options.key!r} has these arguments",
                 "list the bindings with `txmq exchange bindings`",
@@ -121,7 +122,7 @@ def _unbind(options: Options) -> int:
         f"unbind removes the binding of {options.exchange} to {options.queue} by {options.key!r}: what is "
         "published so reaches the queue no more",
     )
-    admin_at(options).unbind(options.queue, options.exchange, options.key, _arguments(options))
+    admin.unbind(options.queue, options.exchange, options.key, arguments)
     text = f"unbound {options.exchange} from {options.queue} by {options.key!r}"
     return done(options, text, exchange=options.exchange, queue=options.queue, key=options.key)
 

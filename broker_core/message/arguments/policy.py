@@ -43,6 +43,7 @@ SETTINGS: Mapping[str, Setting] = {
     **{name: Setting(QUEUE, name) for name in _DEDUPLICATION},  # as the plugin has them
     "alternate-exchange": Setting(EXCHANGE, "alternate-exchange"),
 }  # fmt: skip
+_NAMES = {setting.argument: name for name, setting in SETTINGS.items()}
 
 
 class Policy(NamedTuple):
@@ -74,9 +75,7 @@ def check_definition(of: str, definition: Mapping[str, object], *, operator: boo
         except PreconditionFailed as error:
             raise OptionError(error.message) from None
     for argument, (other, _) in NEEDS.items():
-        name, needed = (
-            next(each for each in SETTINGS if SETTINGS[each].argument == one) for one in (argument, other)
-        )
+        name, needed = _NAMES[argument], _NAMES[other]
         if name in definition and needed not in definition:
             raise OptionError(f"{of} sets {name} alone", f"it needs {needed} too")
 
