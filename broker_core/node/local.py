@@ -30,7 +30,7 @@ from broker_core.broker.message.damaged import blocks_of, damaged_entries, requi
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.log import committed_at
 from broker_core.broker.recover import recover
-from broker_core.broker.transaction.shown import prepared_row
+from broker_core.broker.transaction.prepared_row import prepared_row
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.core import failpoint
 from broker_core.core.address import VHOST

@@ -48,10 +48,9 @@ from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
 from broker_core.server.amqp import direct_reply
 from broker_core.server.flight import channels, clients
-from broker_core.server.http.kept import answers as kept_answers
-from broker_core.server.http.kept import history, page_sessions
-from broker_core.server.http.kept.history import PlotHistory
-from broker_core.server.http.kept.page_sessions import PageSessions
+from broker_core.server.http.state import answer_cache, history, page_sessions
+from broker_core.server.http.state.history import PlotHistory
+from broker_core.server.http.state.page_sessions import PageSessions
 from tests.server import client_fills
 from tests.server.flight.flight_calls import HEADER, messages
 
@@ -373,11 +372,11 @@ def page_logins(_broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Pat
 
 
 def often_asked(_broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
-    low.setattr(kept_answers, "MOST", LOW)
-    low.setattr(kept_answers, "LARGEST_BYTES", 1024)
-    kept = kept_answers.KeptAnswers(lambda: 0.0)
+    low.setattr(answer_cache, "MOST", LOW)
+    low.setattr(answer_cache, "LARGEST_BYTES", 1024)
+    kept = answer_cache.AnswerCache(lambda: 0.0)
     for key in things:
-        for size in (1024, 1025) * kept_answers.OFTEN:
+        for size in (1024, 1025) * answer_cache.OFTEN:
             kept.find(key)
             kept.keep(key, Response(bytes(size)), 0)
         found = kept.find(key)
@@ -446,7 +445,7 @@ ROWS = {
     "series of numbers for plots of the page": Fill(f"{history.SERIES:,} of half an hour", plots),
     "logins of browsers": Fill(f"{page_sessions.MOST:,}, of a user {page_sessions.OF_USER}", page_logins),
     "answers of HTTP that are requested often": Fill(
-        f"{kept_answers.MOST} of {kept_answers.LARGEST_BYTES >> 10} KiB", often_asked
+        f"{answer_cache.MOST} of {answer_cache.LARGEST_BYTES >> 10} KiB", often_asked
     ),
     "the audit log": Fill(
         f"{audit.MOST + 1} files of {audit.MAX_BYTES >> 20} MiB, {audit.KEPT_DAYS} days", audit_log

@@ -28,9 +28,9 @@ from broker_core.server.amqp import handshake
 from broker_core.server.amqp.closing import close
 from broker_core.server.amqp.commands import COMMANDS, ack_timeout, open_time
 from broker_core.server.amqp.connection import Connection, Unwritten
+from broker_core.server.amqp.connection_rows import clients, connection_info
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.options import AmqpOptions
-from broker_core.server.amqp.shown import clients, connection_info
 from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.listen.listeners import Listeners
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit

@@ -36,12 +36,12 @@ from broker_core.core.errors import TxmqError
 from broker_core.server.access.caller import Caller
 from broker_core.server.http import gate
 from broker_core.server.http.call import HttpAnswer, HttpCall, Visit
-from broker_core.server.http.kept.answers import KeptAnswers
 from broker_core.server.http.options import HttpOptions
 from broker_core.server.http.page import entrance
 from broker_core.server.http.refusal import HttpRefusal, bad_request, not_found, refusal_of
 from broker_core.server.http.route import Route
 from broker_core.server.http.served import Served
+from broker_core.server.http.state.answer_cache import AnswerCache
 from broker_core.server.quotas import Quota
 
 logger = logging.getLogger("txmq.http")
@@ -103,7 +103,7 @@ class Application:
     ) -> None:
         self._served, self._options, self._requests = served, options, requests
         self._beside, self._waiting = beside, waiting
-        self._cache = KeptAnswers()
+        self._cache = AnswerCache()
         by_path: dict[str, dict[str, Route]] = {}
         for route in routes:
             by_path.setdefault(route.path, {})[route.method] = route

@@ -16,9 +16,9 @@ from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.vhosts import Vhosts
 from broker_core.server.http.connection import HttpConnection
-from broker_core.server.http.kept.page_sessions import PageSession
 from broker_core.server.http.refusal import bad_request
 from broker_core.server.http.served import Served
+from broker_core.server.http.state.page_sessions import PageSession
 
 T = TypeVar("T")
 _TYPES = {str: "string", bool: "boolean", int: "integer", dict: "object", list: "array"}

@@ -38,9 +38,9 @@ from broker_core.core.errors import LoginRefused, NotAllowed
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
 from broker_core.server.http.connection import HttpConnection
-from broker_core.server.http.kept.page_sessions import PageSession
 from broker_core.server.http.refusal import HttpRefusal, denied, not_found
 from broker_core.server.http.served import Served
+from broker_core.server.http.state.page_sessions import PageSession
 
 Need = Literal["nobody", "management", "vhost", "monitoring", "metrics", "operator", "administrator"]
 CHALLENGE = {"www-authenticate": 'Basic realm="txmq"'}

@@ -16,7 +16,7 @@ class Route(NamedTuple):
     origin may ask. ``counted``: it lists no more than ``Served.things`` counts, so that
     a few of them are shown in the loop: to hand them to a thread and back costs half as much again.
     ``kept_s``: all who may see the answer get the same one for so long. ``often``: who asks for it often gets
-    what is a moment old (``kept/answers.py``).
+    what is a moment old (``state/answer_cache.py``).
     """
 
     method: str

@@ -21,9 +21,9 @@ from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
 from broker_core.server.history_reader import HistoryReader
-from broker_core.server.http.kept.history import PlotHistory
-from broker_core.server.http.kept.page_sessions import PageSessions
 from broker_core.server.http.rates import Rates
+from broker_core.server.http.state.history import PlotHistory
+from broker_core.server.http.state.page_sessions import PageSessions
 from broker_core.server.quotas import Quotas
 from broker_core.server.tls import TlsFiles
 

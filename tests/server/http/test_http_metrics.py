@@ -20,7 +20,7 @@ from broker_core.client.broker import BrokerClient
 from broker_core.core.credentials import Credentials
 from broker_core.engine import BranchHeader
 from broker_core.launcher import Broker
-from broker_core.server.http.kept.answers import KeptAnswers
+from broker_core.server.http.state.answer_cache import AnswerCache
 from tests.progress import wait_until
 from tests.server.conftest import MicroBatch
 from tests.server.http.http_client import PASSWORD, Api, add_people, serving
@@ -178,7 +178,7 @@ def test_what_ten_thousand_queues_cost_grows_with_their_number_and_no_faster(
     for the collector, as in a broker's own process. Each answer is made anew: one that was kept costs the same
     with any number of queues, and whether it still is depends on the clock.
     """
-    monkeypatch.setattr(KeptAnswers, "find", lambda *_: None)
+    monkeypatch.setattr(AnswerCache, "find", lambda *_: None)
     gc.collect()
     gc.freeze()
     request.addfinalizer(gc.unfreeze)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from broker_core.server.http.kept.history import Curve, Numbers, PlotHistory
+from broker_core.server.http.state.history import Curve, Numbers, PlotHistory
 
 
 def sampled(history: PlotHistory, at: int, rows: dict[str, float]) -> None:

@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 import pytest
 
 from broker_core.launcher import Broker
-from broker_core.server.http.kept import page_sessions
-from broker_core.server.http.kept.page_sessions import PageSessions
 from broker_core.server.http.routes import ROUTES
+from broker_core.server.http.state import page_sessions
+from broker_core.server.http.state.page_sessions import PageSessions
 from tests.progress import wait_until
 from tests.server.http.http_client import PASSWORD, Api, add_people, serving
 from tests.server.http.http_rows import EVERYBODY, WHO

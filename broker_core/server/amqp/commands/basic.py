@@ -11,7 +11,7 @@ from broker_core.message.properties import delivery_mode
 from broker_core.routing.carbon_copy import has_copies
 from broker_core.routing.content import USER_ID, check_user_id
 from broker_core.server.amqp import direct_reply, transaction_exchange
-from broker_core.server.amqp.commands.named import publish_to_transaction
+from broker_core.server.amqp.commands.named_transaction import publish_to_transaction
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import DroppedPublish, Session
 

@@ -24,7 +24,7 @@ from broker_core.message.arguments import check_consumer_arguments
 from broker_core.message.message import Delivery
 from broker_core.server.amqp import direct_reply, transaction_exchange
 from broker_core.server.amqp.commands.ack_timeout import limit_of, watch
-from broker_core.server.amqp.commands.named import get_answer
+from broker_core.server.amqp.commands.named_transaction import get_answer
 from broker_core.server.amqp.commands.registry import command
 from broker_core.server.amqp.session import Session, sender
 

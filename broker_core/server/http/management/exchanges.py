@@ -13,7 +13,7 @@ from broker_core.broker.topology.topology import Topology
 from broker_core.core.change import Change
 from broker_core.routing.exchange import Binding, Exchange
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
-from broker_core.server.http.management import shown
+from broker_core.server.http.management import rows
 from broker_core.server.http.management.listing import counted_list, hosts, list_of, one_of
 from broker_core.server.http.management.queues import there
 from broker_core.server.http.refusal import bad_request, not_found
@@ -25,20 +25,20 @@ _KINDS: dict[str, Literal["queue", "exchange"]] = {"q": "queue", "e": "exchange"
 
 
 def _exchanges(call: HttpCall) -> list[Row]:
-    rows: list[Row] = []
+    found: list[Row] = []
     for topology in hosts(call):
         names = sorted(topology.exchanges)
         policies = topology.policies.of_all(names, "exchanges")
-        rows += [
-            shown.exchange_row(topology.exchanges[name], topology.vhost, policy)
+        found += [
+            rows.exchange_row(topology.exchanges[name], topology.vhost, policy)
             for name, policy in zip(names, policies, strict=True)
         ]
-    return rows
+    return found
 
 
 def _exchange_row(call: HttpCall) -> Row:
     found = exchange(call, call.params["name"])
-    return shown.exchange_row(found, call.vhost, call.topology.policies.of(found.name, "exchanges"))
+    return rows.exchange_row(found, call.vhost, call.topology.policies.of(found.name, "exchanges"))
 
 
 def exchange(call: HttpCall, name: str) -> Exchange[Queue]:
@@ -88,18 +88,18 @@ def _delete(call: HttpCall) -> HttpAnswer:
 
 # -- bindings ------------------------------------------------------------------------------------------------
 def _defaults(topology: Topology) -> list[Row]:
-    return [shown.default_binding(queue) for _, queue in sorted(topology.queues.items()) if not queue.replies]
+    return [rows.default_binding(queue) for _, queue in sorted(topology.queues.items()) if not queue.replies]
 
 
 def _taken(call: HttpCall, topology: Topology, take: Callable[[Exchange[Queue]], list[Binding]]) -> list[Row]:
     """What ``take`` takes of each exchange but the default one, by name: under the lock, one at a time."""
-    rows: list[Row] = []
+    found: list[Row] = []
     for name, each in sorted(topology.exchanges.items()):
         if name:
             with call.served.broker.look:
-                found = take(each)
-            rows += [shown.binding_row(name, binding, topology.vhost) for binding in found]
-    return rows
+                bindings = take(each)
+            found += [rows.binding_row(name, binding, topology.vhost) for binding in bindings]
+    return found
 
 
 def _bindings(call: HttpCall) -> list[Row]:
@@ -111,8 +111,8 @@ def _bindings(call: HttpCall) -> list[Row]:
 
 
 def _bindings_to(call: HttpCall, target: Queue | Exchange[Queue]) -> list[Row]:
-    rows = _taken(call, call.topology, lambda each: each.bindings_to(target))
-    return [shown.default_binding(target), *rows] if isinstance(target, Queue) else rows
+    found = _taken(call, call.topology, lambda each: each.bindings_to(target))
+    return [rows.default_binding(target), *found] if isinstance(target, Queue) else found
 
 
 def _bindings_from(call: HttpCall) -> list[Row]:
@@ -121,7 +121,7 @@ def _bindings_from(call: HttpCall) -> list[Row]:
         return _defaults(call.topology)
     with call.served.broker.look:
         found = source.bindings
-    return [shown.binding_row(source.name, each, call.vhost) for each in found]
+    return [rows.binding_row(source.name, each, call.vhost) for each in found]
 
 
 def _to_queue(call: HttpCall) -> list[Row]:
@@ -185,7 +185,7 @@ def _change_binding(
 
     call.served.broker.run(work)
     call.record(f"{kind}.{word}", vhost=call.vhost, destination=name, source=source, routing_key=routing_key)
-    return name, shown.properties_key(routing_key, arguments)
+    return name, rows.properties_key(routing_key, arguments)
 
 
 _ONE, _BETWEEN = "/api/exchanges/{vhost}/{name}", "/api/bindings/{vhost}/e/{source}/{kind}/{destination}"

@@ -1,6 +1,6 @@
 """How a browser comes in: its session, its forms, and what it is told when it is refused.
 
-Not here: the login (``login.py``), sessions (``kept/page_sessions.py``), rights (``gate.py``).
+Not here: the login (``login.py``), sessions (``state/page_sessions.py``), rights (``gate.py``).
 Invariant: a form changes something only with the secret of its session, and from a page of this origin
 (``application.py``). The cookie is sent to the page alone, so the API needs a password with each request.
 """

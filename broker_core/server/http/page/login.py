@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from broker_core.server.http import gate
 from broker_core.server.http.call import HttpCall, Visit
-from broker_core.server.http.kept.page_sessions import LONGEST_S
 from broker_core.server.http.page.rendering import ASSETS, HEADERS, TYPES, moved, rendered
 from broker_core.server.http.refusal import HttpRefusal, not_found
 from broker_core.server.http.route import Route
+from broker_core.server.http.state.page_sessions import LONGEST_S
 
 HOME = "/ui"
 _OWN_PAGE = re.compile(r"/ui(?:/[a-z/]*)?(?:\?[\w%&=.~+-]*)?", re.ASCII)

@@ -1,6 +1,6 @@
 """What the plots of the page show: numbers of virtual hosts, commits, apps and queues, every five seconds.
 
-Not here: the rings (``kept/history.py``).
+Not here: the rings (``state/history.py``).
 Invariant: numbers are read without the lock, and some queues at a time; apps in a thread beside the loop.
 """
 
@@ -10,9 +10,9 @@ import asyncio
 import time
 from concurrent.futures import Executor
 
-from broker_core.server.http.kept.history import Key, Numbers
 from broker_core.server.http.rates import AT_ONCE
 from broker_core.server.http.served import Served
+from broker_core.server.http.state.history import Key, Numbers
 
 Row = tuple[Key, Numbers]
 COMMITS: Key = ("commits",)

@@ -16,7 +16,7 @@ from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.amqp.sessions import Sessions
 
 
-class Shown(ClientConnection, Protocol):
+class ListedConnection(ClientConnection, Protocol):
     """A connection with its sessions and its socket."""
 
     sessions: Sessions
@@ -25,7 +25,7 @@ class Shown(ClientConnection, Protocol):
     def tls(self) -> bool: ...
 
 
-S = TypeVar("S", bound=Shown)
+S = TypeVar("S", bound=ListedConnection)
 
 
 def clients(connections: Mapping[S, float]) -> list[ClientInfo]:
@@ -48,7 +48,7 @@ def clients(connections: Mapping[S, float]) -> list[ClientInfo]:
     ]
 
 
-def connection_info(connection: Shown, opened_at: float) -> ConnectionInfo:
+def connection_info(connection: ListedConnection, opened_at: float) -> ConnectionInfo:
     """For any thread: from values that one step of Python reads."""
     protocol = connection.protocol
     peer, _, here = connection.name.partition(" -> ")

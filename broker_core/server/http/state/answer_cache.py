@@ -22,7 +22,7 @@ LARGEST_BYTES = 256 * 1024
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Entry:
     """``times``: since ``began_s``; ``before``: in the second before. ``response``: until ``until_s``."""
 
     began_s: float
@@ -38,12 +38,12 @@ class _Asked:
         self.times += 1
 
 
-class KeptAnswers:
+class AnswerCache:
     """Used in one thread. ``changes``: how often this listener has changed something."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._by_key: dict[Hashable, _Asked] = {}
+        self._by_key: dict[Hashable, _Entry] = {}
         self.changes = 0
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class KeptAnswers:
         if entry is None:
             if len(self._by_key) >= MOST:
                 self._by_key.clear()
-            entry = self._by_key[key] = _Asked(now)
+            entry = self._by_key[key] = _Entry(now)
         entry.ask(now)
         return entry.response if now < entry.until_s else None
 

@@ -10,12 +10,12 @@ from starlette.responses import Response
 
 from broker_core.core import password as passwords
 from broker_core.launcher import Broker
-from broker_core.server.http.kept import answers
-from broker_core.server.http.kept.answers import KEPT_S, OFTEN, KeptAnswers
+from broker_core.server.http.state import answer_cache
+from broker_core.server.http.state.answer_cache import KEPT_S, OFTEN, AnswerCache
 from tests.server.http.http_client import Api, add_people, serving
 
 
-def asked(kept: KeptAnswers, key: object, answer: Response) -> Response:
+def asked(kept: AnswerCache, key: object, answer: Response) -> Response:
     """As the application asks."""
     changes, found = kept.changes, kept.find(key)
     if found is None:
@@ -23,7 +23,7 @@ def asked(kept: KeptAnswers, key: object, answer: Response) -> Response:
     return found or answer
 
 
-def made(kept: KeptAnswers, now: list[float], rate: int, seconds: int) -> int:
+def made(kept: AnswerCache, now: list[float], rate: int, seconds: int) -> int:
     """How many answers are made for somebody who asks at a steady rate."""
     given = set()
     for _ in range(rate * seconds):
@@ -37,7 +37,7 @@ def made(kept: KeptAnswers, now: list[float], rate: int, seconds: int) -> int:
 )
 def test_an_answer_is_made_five_times_a_second_for_who_asks_often(rate: int, least: int, most: int) -> None:
     now = [100.0]
-    kept = KeptAnswers(lambda: now[0])
+    kept = AnswerCache(lambda: now[0])
     assert least <= made(kept, now, rate, 10) <= most
     now[0] += 2
     assert made(kept, now, OFTEN - 1, 1) == OFTEN - 1, "who asks seldom again sees what is now"
@@ -45,7 +45,7 @@ def test_an_answer_is_made_five_times_a_second_for_who_asks_often(rate: int, lea
 
 def test_an_answer_ends_with_its_time_with_a_change_and_was_not_made_before_it() -> None:
     now = [100.0]
-    kept = KeptAnswers(lambda: now[0])
+    kept = AnswerCache(lambda: now[0])
     first, second = Response(), Response()
     for _ in range(OFTEN + 1):
         asked(kept, "path", first)
@@ -69,8 +69,8 @@ def test_an_answer_ends_with_its_time_with_a_change_and_was_not_made_before_it()
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
     """Everybody asks often, and nothing is forgotten because it is old."""
-    monkeypatch.setattr(answers, "OFTEN", 0)
-    monkeypatch.setattr(answers, "KEPT_S", 3600.0)
+    monkeypatch.setattr(answer_cache, "OFTEN", 0)
+    monkeypatch.setattr(answer_cache, "KEPT_S", 3600.0)
     with serving(tmp_path) as opened:
         add_people(opened)
         yield opened
