@@ -231,6 +231,6 @@ def _escaped(text: str) -> str:
 
 ROUTES = (
     Route("GET", "/metrics", "metrics", _ours, "Broker and apps, for Prometheus", kept_s=KEPT_S),
-    Route("GET", "/metrics/rabbitmq", "metrics", _rabbitmq, "Under RabbitMQ's names", kept_s=KEPT_S),
+    Route("GET", "/metrics/rabbitmq", "metrics", _rabbitmq, "By RabbitMQ's names", kept_s=KEPT_S),
     read_all("/metrics/per-object", "monitoring", _per_object, "Of each queue, RabbitMQ's names"),
 )

@@ -239,7 +239,7 @@ def test_the_last_transactions_lead_to_older_ones_and_to_what_each_did(broker: B
     tab.page.wait_for_url(lambda url: "before" not in url)
     tab.page.locator("section", has=tab.page.locator("#last")).get_by_text("other", exact=True).click()
     tab.page.wait_for_url("**vhost=other")
-    assert "The history has none." in tab.text("#last")
+    assert "The history has no transactions." in tab.text("#last")
 
 
 def test_numbers_move_without_a_reload_and_what_has_the_focus_keeps_it(broker: Broker, tab: Tab) -> None:

@@ -84,8 +84,8 @@ def _told(imported: Imported) -> HttpAnswer:
 _ALL, _ONE = "/api/definitions", "/api/definitions/{vhost}"
 _NEED: Need = "administrator"
 ROUTES = (
-    Route("GET", _ALL, _NEED, _export, "All that can be declared, and users with their hashes"),
-    Route("POST", _ALL, _NEED, _import, "Make true what definitions say; nothing if any is wrong"),
-    Route("GET", _ONE, _NEED, _export_one, "Topology of a virtual host"),
-    Route("POST", _ONE, _NEED, _import_one, "The same, into a virtual host"),
+    Route("GET", _ALL, _NEED, _export, "Export the topology, and users with their hashes"),
+    Route("POST", _ALL, _NEED, _import, "Import definitions: all, or none if one is wrong"),
+    Route("GET", _ONE, _NEED, _export_one, "Export the topology of a virtual host"),
+    Route("POST", _ONE, _NEED, _import_one, "Import definitions into a virtual host"),
 )

@@ -131,7 +131,7 @@ def _tags(call: HttpCall) -> list[str]:
 def _put_user(call: HttpCall) -> HttpAnswer:
     name, tags = call.params["user"], _tags(call)
     if "password_hash" in call.body:
-        raise bad_request("password_hash is not taken: give the password itself")
+        raise bad_request("password_hash is not accepted: give the password itself")
     password = call.get("password", str, "")
     there = any(each.name == name for each in call.accounts.users() if each.source != "default")
     if not password and not there:
@@ -226,7 +226,7 @@ ROUTES = (
     read_all("/api/vhost-limits", "management", _limit_rows, "Limits of virtual hosts"),
     read_all("/api/vhost-limits/{vhost}", "vhost", _limit_rows, "Limits of one"),
     Route("PUT", "/api/vhost-limits/{vhost}/{name}", ADMIN, _limit, "Set a limit"),
-    Route("DELETE", "/api/vhost-limits/{vhost}/{name}", ADMIN, _unlimit, "Take a limit"),
+    Route("DELETE", "/api/vhost-limits/{vhost}/{name}", ADMIN, _unlimit, "Remove a limit"),
     read("/api/user-limits", ADMIN, lambda _call: [], "There are no limits of users: an empty list"),
     read("/api/user-limits/{user}", ADMIN, lambda _call: [], "There are none of one either"),
     read_all("/api/users/without-permissions", ADMIN, _without_permissions, "Users who may enter nowhere"),
@@ -239,9 +239,9 @@ ROUTES = (
     read_all("/api/permissions", ADMIN, permission_rows, "All permissions"),
     read_all(_OF_HOST, ADMIN, _one_permission, "Permissions of a user in a virtual host"),
     Route("PUT", _OF_HOST, ADMIN, _put_permission, "Set permissions"),
-    Route("DELETE", _OF_HOST, ADMIN, _delete_permission, "Take permissions"),
+    Route("DELETE", _OF_HOST, ADMIN, _delete_permission, "Remove permissions"),
     read_all("/api/topic-permissions", ADMIN, _topic_permissions, "All topic permissions"),
     read_all(_TOPIC, ADMIN, _topic_permissions, "Topic permissions of a user in a virtual host"),
     Route("PUT", _TOPIC, ADMIN, _put_topic, "Set topic permissions"),
-    Route("DELETE", _TOPIC, ADMIN, _delete_topic, "Take topic permissions"),
+    Route("DELETE", _TOPIC, ADMIN, _delete_topic, "Remove topic permissions"),
 )

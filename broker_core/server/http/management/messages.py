@@ -143,7 +143,7 @@ def _alive(call: HttpCall) -> dict[str, str]:
 
 
 ROUTES = (
-    Route("POST", "/api/queues/{vhost}/{name}/get", "vhost", _peek, "Look at messages"),
+    Route("POST", "/api/queues/{vhost}/{name}/get", "vhost", _peek, "Peek at messages"),
     Route("POST", "/api/exchanges/{vhost}/{name}/publish", "vhost", _publish, "Publish"),
     Route("GET", "/api/aliveness-test/{vhost}", "vhost", _alive, "Declare, publish and get", commits=True),
 )

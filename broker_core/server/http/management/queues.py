@@ -110,5 +110,5 @@ ROUTES = (
     Route("PUT", "/api/queues/{vhost}/{name}", "vhost", _declare, "Declare a queue"),
     Route("DELETE", "/api/queues/{vhost}/{name}", "vhost", _delete, "Delete a queue"),
     Route("DELETE", "/api/queues/{vhost}/{name}/contents", "vhost", _purge, "Drop ready messages"),
-    Route("POST", "/api/queues/{vhost}/{name}/actions", "vhost", _act, "Nothing: for tools"),
+    Route("POST", "/api/queues/{vhost}/{name}/actions", "vhost", _act, "No effect: tools call it"),
 )

@@ -127,7 +127,7 @@ def _transactions(call: HttpCall) -> list[Row]:
 
 def _confirm_purge(call: HttpCall) -> Response:
     row = call_api(call, "/api/queues/{vhost}/{name}", _at(call))
-    says = [f"{count(row['messages_ready'])} ready messages are dropped. They cannot be had back."]
+    says = [f"{count(row['messages_ready'])} ready messages are dropped. They cannot be restored."]
     if row["messages_unacknowledged"]:
         says.append(f"{count(row['messages_unacknowledged'])} messages that channels hold stay with them.")
     return _confirmed(call, row, "Purge", says)
@@ -137,9 +137,9 @@ def _confirm_delete(call: HttpCall) -> Response:
     at = _at(call)
     row = call_api(call, "/api/queues/{vhost}/{name}", at)
     bindings = [each for each in call_api(call, "/api/queues/{vhost}/{name}/bindings", at) if each["source"]]
-    says = [f"The queue is deleted with {count(row['messages'])} messages. They cannot be had back."]
+    says = [f"The queue is deleted with {count(row['messages'])} messages. They cannot be restored."]
     if bindings:
-        says.append(f"{len(bindings)} bindings end: what is published there no longer comes here.")
+        says.append(f"{len(bindings)} bindings are deleted: messages published there no longer arrive here.")
     if row["consumers"]:
         says.append(f"{row['consumers']} consumers are cancelled.")
     if row["app"]:

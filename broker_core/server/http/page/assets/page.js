@@ -122,7 +122,7 @@
       return;
     }
     if (!answer.ok) {
-      say(answer.status === 404 ? "What this page shows is no longer there." : "The broker refuses to answer (" + answer.status + ").");
+      say(answer.status === 404 ? "This object no longer exists." : "The broker refuses to answer (" + answer.status + ").");
       return;
     }
     take(new DOMParser().parseFromString(await answer.text(), "text/html"));
