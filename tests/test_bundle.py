@@ -51,8 +51,8 @@ def test_the_job_calls_the_entry_point_of_the_wheel_with_its_arguments(
     project = (EXAMPLES / "wheel_task" / "pyproject.toml").read_text()
     wheel = task["python_wheel_task"]
     assert f'{wheel["entry_point"]} = "{wheel["package_name"]}.main:main"' in project
-    given = main.parsed([f"--{name}={value}" for name, value in wheel["named_parameters"].items()])
-    assert (given.user, given.secret, given.app) == ("orders", "txmq/orders", "orders")
+    options = main.parse([f"--{name}={value}" for name, value in wheel["named_parameters"].items()])
+    assert (options.user, options.secret, options.app) == ("orders", "txmq/orders", "orders")
     sys.modules.pop("orders_job.main", None)
 
 

@@ -50,6 +50,9 @@ def test_the_wheel_has_the_entry_point_of_the_page(tmp_path: Path) -> None:
         (points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         assert "orders-job = orders_job.main:main" in archive.read(points).decode()
         assert "orders_job/main.py" in archive.namelist()
+        (metadata,) = [name for name in archive.namelist() if name.endswith("METADATA")]
+        # nobody may put a package of this name on an index, and into the cluster
+        assert "Requires-Dist" not in archive.read(metadata).decode()
     task = json.loads((EXAMPLE / "README.md").read_text().partition("```json")[2].partition("```")[0])
     assert {"package_name": "orders_job", "entry_point": "orders-job"}.items() <= task[
         "python_wheel_task"

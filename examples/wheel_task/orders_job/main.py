@@ -29,7 +29,7 @@ LOOK_S = 1.0  # how often it looks for the end, and for progress
 GRACE_S = 60.0  # what a batch may take after the job was told to end
 
 
-def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="orders-job", description="Orders from a queue to a Delta table.")
     parser.add_argument("--url", required=True, help="the broker: txmqs://host:port or kafka://host:port")
     parser.add_argument("--queue", default="orders")
@@ -49,15 +49,15 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def login(given: argparse.Namespace, spark: SparkSession) -> dict[str, str]:
+def login(options: argparse.Namespace, spark: SparkSession) -> dict[str, str]:
     """The options of the connection. No password is an argument: the page of a job shows them."""
-    found = {"user": given.user, "passwordFile": given.password_file, "tlsCa": given.tls_ca}
-    if given.secret:
+    settings = {"user": options.user, "passwordFile": options.password_file, "tlsCa": options.tls_ca}
+    if options.secret:
         from pyspark.dbutils import DBUtils  # in the runtime of Databricks
 
-        scope, _, key = given.secret.partition("/")
-        found["password"] = DBUtils(spark).secrets.get(scope, key)
-    return {name: value for name, value in found.items() if value}
+        scope, _, key = options.secret.partition("/")
+        settings["password"] = DBUtils(spark).secrets.get(scope, key)
+    return {name: value for name, value in settings.items() if value}
 
 
 def orders(table: str) -> Callable[[DataFrame, Any], None]:
@@ -74,53 +74,53 @@ def orders(table: str) -> Callable[[DataFrame, Any], None]:
     return merge
 
 
-def started(spark: SparkSession, given: argparse.Namespace, connection: Mapping[str, str]) -> StreamingQuery:
-    # the merge and the rejection read the batch: it is kept between them
+def start(spark: SparkSession, options: argparse.Namespace, connection: Mapping[str, str]) -> StreamingQuery:
+    # the merge and the rejection read the batch: the cache serves the second one
     each = txmq.transactional(
-        orders(given.table), url=given.url, app_id=given.app, settings=connection, persist=True
+        orders(options.table), url=options.url, app_id=options.app, settings=connection, persist=True
     )
-    stream = spark.readStream.format("txmq").options(**connection).option("url", given.url)
-    stream = stream.option("queue", given.queue).option("appId", given.app)
-    stream = stream.option("maxOffsetsPerTrigger", given.max_messages)
-    writer = stream.load().writeStream.queryName(given.app).foreachBatch(each)
-    writer = writer.option("checkpointLocation", given.checkpoint)
-    return (writer.trigger(availableNow=True) if given.once else writer).start()
+    stream = spark.readStream.format("txmq").options(**connection).option("url", options.url)
+    stream = stream.option("queue", options.queue).option("appId", options.app)
+    stream = stream.option("maxOffsetsPerTrigger", options.max_messages)
+    writer = stream.load().writeStream.queryName(options.app).foreachBatch(each)
+    writer = writer.option("checkpointLocation", options.checkpoint)
+    return (writer.trigger(availableNow=True) if options.once else writer).start()
 
 
-def watched(query: StreamingQuery, ended: queue.SimpleQueue[int]) -> None:
+def watch(query: StreamingQuery, ended: queue.SimpleQueue[int]) -> None:
     """A line of JSON for each batch with rows, until the query ends or the job is told to. Raises."""
-    told = -1
+    last_batch = -1
     while ended.empty() and not query.awaitTermination(LOOK_S):
-        told = report(query, told)
+        last_batch = report(query, last_batch)
     # between two batches, if there is a pause soon; one that is interrupted is repeated, without harm
     deadline = time.monotonic() + GRACE_S
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
         query.awaitTermination(0.01)
     query.stop()
-    report(query, told)
+    report(query, last_batch)
 
 
-def report(query: StreamingQuery, told: int) -> int:
+def report(query: StreamingQuery, last_batch: int) -> int:
     for progress in query.recentProgress:
         (source,) = progress["sources"]
-        if progress["batchId"] > told and source["numInputRows"]:
-            told = progress["batchId"]
-            line = {"batchId": told, **{name: source[name] for name in OF_SOURCE}}
+        if progress["batchId"] > last_batch and source["numInputRows"]:
+            last_batch = progress["batchId"]
+            line = {"batchId": last_batch, **{name: source[name] for name in OF_SOURCE}}
             print(json.dumps({**line, "durationMs": progress["durationMs"]}), flush=True)
-    return told
+    return last_batch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parsed(arguments)
+    options = parse(arguments)
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may interrupt whoever holds a lock
-    builder = SparkSession.builder.appName(given.app)
+    builder = SparkSession.builder.appName(options.app)
     for name, value in txmq.recommended_conf().items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()  # of a job of Databricks: the one that there is
     for number in (signal.SIGTERM, signal.SIGINT):  # after the session, which takes SIGINT for itself
         signal.signal(number, lambda number, _: ended.put(number))
     try:
-        watched(started(spark, given, login(given, spark)), ended)
+        watch(start(spark, options, login(options, spark)), ended)
     except Exception as error:
         print(f"orders-job: {txmq.cause(error) or error}", file=sys.stderr)
         return 1
