@@ -148,9 +148,8 @@ assert after["decided, not in Delta yet"] == 1
 
 
 # -- the broker is killed while a producer commits -----------------------------------------------------------
-# Each transaction has 100 messages. What was confirmed is there. What was not is there as a whole, or not
-# at all: a commit is one
-# transaction of SQLite.
+# Each transaction has 100 messages. Confirmed ones survive; the one under way is there as a whole or not at
+# all, because a commit is one transaction of SQLite.
 confirmed = 0
 with BrokerClient(url, reconnect_s=1) as client, client.channel() as channel:
     channel.queue_declare("orders")
@@ -164,7 +163,7 @@ with BrokerClient(url, reconnect_s=1) as client, client.channel() as channel:
             if confirmed == 20:
                 threading.Thread(target=broker.kill).start()
     except Exception as error:
-        print("the producer is told:", error)
+        print("the producer gets:", error)
 assert broker.wait() == -signal.SIGKILL
 broker.stdout.close()
 broker, _ = start_broker(url.removeprefix("txmq://"))

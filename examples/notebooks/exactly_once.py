@@ -112,12 +112,12 @@ while waiting(orders_queue):  # once; on Spark 4.1 for each batch
 
 # COMMAND ----------
 
-def offsets(told):
-    return json.loads(told) if isinstance(told, str) else told
+def offsets(value):
+    return json.loads(value) if isinstance(value, str) else value
 
 
 progress = []
-for each in [said for query in queries for said in query.recentProgress]:
+for each in [each for query in queries for each in query.recentProgress]:
     source = json.loads(each.json)["sources"][0]
     lag = sum(offsets(source["latestOffset"]).values()) - sum(offsets(source["endOffset"]).values())
     progress.append((each["batchId"], source["numInputRows"], lag, each["durationMs"]["triggerExecution"] / 1000))
@@ -192,7 +192,7 @@ assert again == {"in Delta": 1_001, "distinct": 1_001, "alerts": expected + 1, "
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## The offsets stand in a Delta table
+# MAGIC ## A Delta table has the offsets
 # MAGIC It has one row for each queue of each micro-batch. The broker's ledger is what decides; this is its copy for everybody who reads Delta.
 
 # COMMAND ----------

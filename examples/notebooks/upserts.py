@@ -160,10 +160,10 @@ assert customers() == {1: (19, 3), 3: (7, 1)}
 # COMMAND ----------
 
 history = spark.sql(f"DESCRIBE HISTORY {stored}").where("operation = 'MERGE'").orderBy("version")
-told = [json.loads(row["userMetadata"]) for row in history.collect()]
-print([(each["sequence"], each["offsets"]) for each in told])
-assert [each["sequence"] for each in told] == [1, 2, 3]
-assert [each["offsets"][queue] for each in told] == [[0, 3], [3, 5], [5, 6]]
+commits = [json.loads(row["userMetadata"]) for row in history.collect()]
+print([(each["sequence"], each["offsets"]) for each in commits])
+assert [each["sequence"] for each in commits] == [1, 2, 3]
+assert [each["offsets"][queue] for each in commits] == [[0, 3], [3, 5], [5, 6]]
 
 # COMMAND ----------
 

@@ -42,7 +42,7 @@ from txmq import transactional
 
 # MAGIC %md
 # MAGIC ## A producer, as for RabbitMQ
-# MAGIC It sends 300 orders with confirms. Every tenth confirm is lost on the way: the producer cannot know whether the message is there, and sends it
+# MAGIC It sends 300 orders with confirms. Every tenth confirm is lost: the producer cannot know whether the message is there, and sends it
 # MAGIC again, with the same message id.
 
 # COMMAND ----------
