@@ -134,7 +134,7 @@ def _set_topic(options: Options) -> int:
 
 @command(
     "app chown",
-    "give an app to another user, also one before its first run",
+    "give an app to another user, even before its first run",
     *BROKER,
     argument("APP", shell_complete=app_names),
     argument("OWNER", value="USER"),

@@ -1,5 +1,5 @@
-"""``txmq connection``, ``txmq tx list``, ``txmq history`` and ``txmq message show``: who holds what, how it
-gets free, and what commits did.
+"""``txmq connection``, ``txmq tx list``, ``txmq history`` and ``txmq message show``: who holds what, how to
+release it, and what commits did.
 
 Not here: what a channel holds (``broker_core/node/open_channels.py``).
 """
@@ -98,7 +98,7 @@ def _prepared(options: Options) -> int:
 
 @command(
     "tx recover",
-    "list what a manager finds: prepared, or decided by hand and not forgotten",
+    "list transactions that a manager has to end: prepared, or decided by hand",
     *BROKER,
     option("--of", "USER", "the user who named it; default: you"),
 )

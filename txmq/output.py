@@ -33,7 +33,7 @@ def list_command(
 
 
 def show(options: Options, rows: Iterable[object]) -> int:
-    """A table of records or rows, or JSON with ``--json``. The exit code."""
+    """Prints a table of records or rows, or JSON with ``--json``. Returns the exit code."""
     listed = list(map(_row, rows))
     return report(options, listed, () if options.json else table(listed))
 
@@ -46,12 +46,12 @@ def _row(item: object) -> Row:
 
 
 def done(options: Options, text: str, **result: object) -> int:
-    """``text``, or ``result`` as JSON with ``--json``. The exit code."""
+    """Prints ``text``, or ``result`` as JSON with ``--json``. Returns the exit code."""
     return report(options, result, [text])
 
 
 def report(options: Options, facts: object, lines: Iterable[str]) -> int:
-    """``lines``, or ``facts``, also of a record, as JSON with ``--json``. The exit code."""
+    """Prints ``lines``, or ``facts`` (a record too) as JSON with ``--json``. Returns the exit code."""
     if options.json:
         print(json.dumps(facts, default=_json_default))
     else:
@@ -65,7 +65,7 @@ def confirm(options: Options, text: str) -> None:
         return
     if not sys.stdin.isatty():
         raise OptionError(f"{text}, which needs --yes", "add --yes if you mean it")
-    print(printable(f"{text}. Go on? [y/N] "), end="", file=sys.stderr, flush=True)
+    print(printable(f"{text}. Continue? [y/N] "), end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise OptionError(f"{text}, and you did not agree", "nothing was changed")
 

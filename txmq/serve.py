@@ -45,7 +45,7 @@ def options_of(args: Options) -> ServeOptions:
     handlers = load(args.handler, args.handler_option)
     if handlers and not (amqp or amqps):
         raise OptionError(
-            "--handler sees AMQP alone, which nobody listens for", f"leave out --amqp {NO_AMQP}"
+            "--handler needs an AMQP listener, and there is none", f"leave out --amqp {NO_AMQP}"
         )
     listeners = ListenerOptions(tls, amqps)
     options = ServeOptions(host, port, amqp, handlers=handlers, users=users, listeners=listeners)

@@ -69,13 +69,13 @@ GENERAL = (
     ),
     ServeOption("open-metrics", "", bool, "listeners.open_metrics", "/metrics of --http needs no login"),
     ServeOption("users", "FILE", str, "", "NAME:PASSWORD or NAME:HASH lines, not readable for others"),
-    ServeOption("outcomes", "N", count, "outcomes.count", "outcomes that are kept; default 100 thousand"),
-    ServeOption("outcome-hours", "HOURS", seconds_of_hours, "outcomes.age_s", "kept this long; default 24"),
+    ServeOption("outcomes", "N", count, "outcomes.count", "outcomes to remember; default 100 thousand"),
+    ServeOption("outcome-hours", "HOURS", seconds_of_hours, "outcomes.age_s", "maximum age; default 24"),
     ServeOption(
         "history-bytes", "N", count, "history.size_bytes",
         "size of the history of commits (`txmq history show`); 0: none; default 16 MiB",
     ),
-    ServeOption("history-hours", "HOURS", seconds_of_hours, "history.age_s", "kept this long; default 24"),
+    ServeOption("history-hours", "HOURS", seconds_of_hours, "history.age_s", "maximum age; default 24"),
     ServeOption(
         "log-format", "LOG_FORMAT", click.Choice(("text", "json")), "",
         "format of the log, which goes to standard error; default text", _TEXT,
@@ -209,7 +209,7 @@ def declared() -> list[CommandOption]:
 
 
 def with_given(options: ServeOptions, args: Options) -> ServeOptions:
-    """Returns the options with those that were given. Raises OptionError."""
+    """Returns the options with those of the command line. Raises OptionError."""
     for each in (*GENERAL, *LIMITS, *TLS):
         value = getattr(args, each.flag.replace("-", "_"))
         if value is not None and value is not False and value != []:

@@ -70,7 +70,7 @@ def skip_rows(
     engine: Engine, app_id: str, sequence: int, to: str | None, queue: str | None, only: str | None
 ) -> str:
     """Let the next start of the query write the rows that a table refuses to a directory, or publish them to
-    a queue, and apply the others. Where they go. Raises UnknownTransaction, OptionError, QueueNotFound.
+    a queue, and apply the others. Returns the place. Raises UnknownTransaction, OptionError, QueueNotFound.
     """
     _, parts = _waiting_parts(engine, app_id, sequence, only)
     branches = [branch for part in parts if part.kind != "after_commit" for branch in part.branches]

@@ -67,7 +67,7 @@ def require_queue(options: Options, name: str) -> QueueInfo | None:
     "declare a queue",
     *BROKER,
     NAME,
-    option("--transient", text="not kept over a restart"),
+    option("--transient", text="lost when the broker restarts"),
     ARGUMENT,
 )
 def _declare_queue(options: Options) -> int:

@@ -1,4 +1,4 @@
-"""``txmq queue skip-damaged``: what is damaged leaves a queue of a running broker, and the rest flows.
+"""``txmq queue skip-damaged``: removes damaged messages from a queue of a running broker.
 
 Not here: how (``broker_core/store/salvage/live.py``), and a broker that does not start (``txmq broker
 salvage``).

@@ -1,6 +1,6 @@
 """``txmq top``: queues and apps with their rates, live.
 
-Not here: the screen (``screen.py``). LiveRates are those between two looks, over the broker's own offsets.
+Not here: the screen (``screen.py``). LiveRates: rates between two samples, from the broker's own offsets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _top(options: Options) -> int:
 
 
 class LiveRates:
-    """``screen`` compares with what it was given before."""
+    """Rates between two calls of ``screen``."""
 
     def __init__(self) -> None:
         self._at = 0.0

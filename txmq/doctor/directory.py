@@ -1,4 +1,4 @@
-"""A data directory, there or to be made: its owner, permissions, room, and file system.
+"""A data directory, existing or new: its owner, permissions, room, and file system.
 
 What the broker does with a file system is tried in a directory of its own within, which is deleted again.
 Not here: the content (``txmq broker verify``).

@@ -1,7 +1,7 @@
-"""``txmq.observe(query)``: how far a streaming query is, shown while it runs.
+"""``txmq.observe(query)``: shows how far a streaming query is, while it runs.
 
 Not here: what is drawn, and where (``views.py``).
-Invariant: the query is only looked at. Whatever fails here ends the observation, and nothing else.
+Invariant: it only reads the query. A failure here ends the observation, and nothing else.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class View(Protocol):
 
 
 def view_here(name: str) -> View:
-    """What this process can show."""
+    """The view that fits this process."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None and hasattr(shell, "kernel"):
         return NotebookView(name)

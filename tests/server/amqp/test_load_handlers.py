@@ -169,7 +169,7 @@ def test_who_does_what_the_errors_say_arrives_at_a_handler(modules: Path, tmp_pa
         Refused, match="give MODULE:CLASS, or another one that is installed: plain, sizes, twice"
     ):
         Serve(tmp_path, "size", "most=1000", path=modules)
-    with pytest.raises(Refused, match=r"--handler sees AMQP alone.*leave out --amqp none"):
+    with pytest.raises(Refused, match=r"--handler needs an AMQP listener.*leave out --amqp none"):
         Serve(tmp_path, "sizes:Sizes", "most=1000", path=modules, amqp="none")
     assert not (tmp_path / "data").exists()
     for name in ("sizes:Sizes", "sizes"):
