@@ -181,7 +181,7 @@ class Broker:
         ``history``: the same for commits. ``amqp``: HOST:PORT of each AMQP 0-9-1 listener. ``handlers``
         intercept commands of AMQP clients (docs/handlers.md). ``users``: name -> password or its hash, in
         addition to ``accounts``; they may do everything, unless the directory has a user of that name.
-        ``listeners``: TLS, and who may connect. ``quotas``: limits per user. ``strict``: no void argument.
+        ``listeners``: TLS, and who may connect. ``quotas``: limits per user. ``strict``: no useless argument.
 
         An idle broker that a client started (``data=DIR``) gives up the directory; ``txmq.connect`` uses the
         broker that holds it. ``started``: this is such a broker, and takes no directory from another one.
@@ -431,7 +431,7 @@ def serve(
             ):
                 log.info("the broker ends: it is idle")
                 return 0
-        log.info("the broker ends: it was asked to")
+        log.info("the broker ends: it got a signal")
     return 0
 
 

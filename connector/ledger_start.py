@@ -1,6 +1,6 @@
 """``startingOffsets`` as a batch of a Delta ledger: where an app was before it decided that batch.
 
-Not here: reading the table (``ledger_file.py``), going on as the same app (``ledger/resume.py``).
+Not here: reading the table (``ledger_file.py``), continuing as the same app (``ledger/resume.py``).
 Invariant: what it answers is where every batch below has been, and none from that batch on.
 """
 
@@ -74,7 +74,7 @@ class LedgerStart:
         if self.batch is not None and self.batch not in numbers and self.batch != max(numbers) + 1:
             raise self._refused(
                 f"cannot be found: the table has batches {min(numbers)} to {max(numbers)} of app {app_id!r}",
-                "give one of them, or none, to begin behind the last one",
+                "give one of them, or none, to begin after the last one",
             )
         return found
 

@@ -270,7 +270,7 @@ class AddressOptions:
     def engine(self) -> Engine:
         """The connection of this process, which is opened at the first use.
 
-        A task waits for a broker that starts again as long as its driver does, also in a new worker process.
+        A task waits for a broker that starts again as long as its driver does, even in a new worker process.
         """
         from pyspark import TaskContext
 

@@ -128,7 +128,7 @@ def document(found: Definable, version: str) -> Exported:
                     written[f"{kind}s"].append({"vhost": vhost, **row})
                     continue
                 name = row.get("name") or binding_name(row)
-                skipped.append(Skipped(kind, name, vhost, "JSON has no form for a value of its arguments"))
+                skipped.append(Skipped(kind, name, vhost, "JSON cannot express a value of its arguments"))
     return Exported(written, tuple(skipped))
 
 

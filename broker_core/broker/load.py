@@ -89,8 +89,8 @@ def load(image: Image, *, new_block_id: Callable[[], BlockId], read: ReadBlock) 
     except (LookupError, TypeError, ValueError, AttributeError, struct.error, pa.ArrowException) as error:
         raise CorruptCatalog(
             f"the catalog holds a record that cannot be read ({type(error).__name__}: {error}); "
-            "its checksum holds, so a program wrote it so. Keep a copy of the data directory; `txmq broker "
-            "salvage` makes a new one of what is whole"
+            "its checksum is right, so a program wrote it. Keep a copy of the data directory; `txmq broker "
+            "salvage` copies the intact data to a new one"
         ) from error
     return state
 

@@ -352,7 +352,7 @@ class BrokerClient:
         self.administer(type(None), "rollback", xid=xid, of=of, by_hand=by_hand)
 
     def forget(self, xid: str, *, of: str | None = None) -> None:
-        """Takes notice of a heuristic outcome: it is as any other from now on. Raises UnknownTransaction,
+        """Forgets that an outcome was heuristic: it is like any other from now on. Raises UnknownTransaction,
         TransactionState (prepared), AccessRefused."""
         self.administer(type(None), "forget", xid=xid, of=of)
 

@@ -209,7 +209,7 @@ class RemoteChannel:
         """Limit the time of this transaction and of the next ones of the channel, from their first command,
         but not beyond the broker's ``--transaction-time``; 0: that alone. One that is open for longer is
         rolled back and the channel closed, within 5 seconds: the next call raises TransactionState, or a
-        commit or prepare that comes first TransactionTooLarge. Raises OptionError for what is no such time.
+        commit or prepare that comes first TransactionTooLarge. Raises OptionError for an invalid time.
         """
         self._do("tx_timeout", seconds=seconds)
 

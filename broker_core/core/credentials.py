@@ -60,9 +60,9 @@ class Credentials:
                 )
         for option, value in (("user", self.user), ("password", password), ("token", self.token)):
             if any(each in value for each in "\r\n\0") or (option == "user" and ":" in value):
-                raise OptionError(f"option {option!r} has a character that it cannot have", "leave it out")
+                raise OptionError(f"option {option!r} has an invalid character", "leave it out")
         if not self.token.isascii() or any(each.isspace() for each in self.token):
-            raise OptionError("option 'token' has a character that it cannot have", "leave it out")
+            raise OptionError("option 'token' has an invalid character", "leave it out")
         ca, cert, key = (_absolute(path) for path in (self.tls_ca, self.tls_cert, self.tls_key))
         return Credentials(self.user, password, "", self.token, ca, cert, key)
 

@@ -221,7 +221,7 @@ class Ledger:
             raise CheckpointMismatch(
                 f"query {query_id} of app {app_id!r} was followed by query {current.query_id}: an older "
                 "checkpoint was started again. "
-                f"Go on with the checkpoint of {current.query_id}, or use a new one with "
+                f"Continue with the checkpoint of {current.query_id}, or use a new one with "
                 "onNewCheckpoint=resume"
             )
         decided = self.last(app_id)

@@ -41,7 +41,7 @@ def newest_of_each_log(app_id: str, entries: Sequence[LedgerEntry]) -> list[Ledg
         before = entry.sequence
     if not entries or len(tokens) < len(entries) or "" in tokens:
         raise OptionError(
-            "an app resumes behind at least one entry, and each has a token of its own", "give them"
+            "an app resumes after at least one entry, and each has a token of its own", "give them"
         )
     newest: list[LedgerEntry] = []
     seen: set[str] = set()

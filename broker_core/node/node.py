@@ -97,7 +97,7 @@ class Node:
             logger.warning("the catalog was repaired: %s", text)
         for text in found.problems:
             logger.error(
-                "the catalog contradicts itself; what is concerned cannot be read, the rest is served: %s",
+                "the catalog contradicts itself; the affected data cannot be read, the rest is served: %s",
                 text,
             )
         if found.journal:

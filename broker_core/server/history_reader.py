@@ -145,7 +145,7 @@ def _place(at: str) -> tuple[Place, bool]:
     if not at:
         return Place(), False
     if not _PLACE.fullmatch(at):
-        raise OptionError(f"{at[:40]!r} is no place in the history", "give what the call before has said")
+        raise OptionError(f"{at[:40]!r} is no place in the history", "give the one of the call before")
     queue_id, sequence, seen = map(int, at.split("."))
     return Place(queue_id, sequence), bool(seen)
 

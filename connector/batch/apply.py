@@ -155,7 +155,7 @@ class DecidedBatch:
             raise
 
     def rows(self, spark: SparkSession, parts: Sequence[ToApply]) -> DataFrame:
-        """Those of the user that the parts hold."""
+        """The rows of the user that the parts hold."""
         nonempty = [part for part in parts if EMPTY not in part.target]
         if not nonempty:
             return staging.no_rows(spark, _schema(parts))
@@ -215,8 +215,8 @@ class DecidedBatch:
         changes = target.is_change(parts[0])
         if changes and target.change_of(parts[0]).acts_without_rows:
             raise OptionError(
-                f"the {parts[0].kind} of table {table.name!r} deletes rows that are not given, so none of "
-                f"batch {self.entry.sequence} can be left out",
+                f"the {parts[0].kind} of table {table.name!r} deletes rows that its source lacks, so no row "
+                f"of batch {self.entry.sequence} can be left out",
                 target.UNAPPLIED,
             )
         if changes:

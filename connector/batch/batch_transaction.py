@@ -114,9 +114,9 @@ class BatchTransaction:
     ) -> None:  # fmt: skip
         """Publish messages of the batch as dead letters: body and properties unchanged, plus ``x-death``.
 
-        ``rows`` have queue, partition, offset, and ``reason`` unless given. They go to the dead-letter
-        exchange of their queue, or ``exchange``, by their key or ``routing_key``; ``queue``: to "" by it.
-        ``delay``: before, they come again after so many seconds. Raises OptionError, DataLoss.
+        ``rows`` need queue, partition, offset, and ``reason`` if the argument is None. ``exchange``: default
+        that of their queue; ``routing_key``: default their own; ``queue``: exchange "" and this routing key.
+        ``delay``: try again after these seconds, ``attempts`` times, first. Raises OptionError, DataLoss.
         """
         with self._operation("reject", rows):
             rejection = Rejection.to(self.app_id, exchange, routing_key, queue, delay, attempts)
@@ -293,12 +293,12 @@ class BatchTransaction:
             self._reads.note(self._owner.engine, self.app_id, self.query_id, self.batch_id)
 
     def seal(self) -> None:
-        """The decision is asked for next. Raises what a thread was refused since ``finish``, OptionError."""
+        """Closes ``tx`` for the decision. Raises the error of a call that it refused since ``finish``."""
         self._operations.seal()
         _require_files(self._owner.tables, self._hidden)
 
     def close(self) -> None:
-        """No operation begins or is under way any more."""
+        """Waits for the operations under way, and refuses new ones."""
         self._operations.close()
 
     def drop_files(self) -> None:
@@ -313,7 +313,7 @@ class BatchTransaction:
 def _require_frame(operation: str, rows: object) -> None:
     if not hasattr(rows, "sparkSession") and not (operation == "reject" and isinstance(rows, Decoded)):
         raise OptionError(
-            f"tx.{operation} of a {type(rows).__name__}",
+            f"tx.{operation} got rows of the type {type(rows).__name__}",
             "give a DataFrame of Spark: .good of what decode returned, or one of spark.createDataFrame",
         )
 

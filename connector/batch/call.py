@@ -40,7 +40,7 @@ def require_ended(returned: object, function: str) -> None:
     if inspect.iscoroutine(returned):
         returned.close()  # otherwise Python warns that it was never awaited
     raise OptionError(
-        f"{function} returned a {type(returned).__name__}, so what it does is not done",
+        f"{function} returned a {type(returned).__name__}, so its work is not done",
         "give a function that ends when its work is done: use asyncio.run or .result() in it, and no yield",
     )
 
@@ -93,7 +93,7 @@ def _query_of(batch: DataFrame) -> tuple[str, str]:
     found = [query for query, count in shared if count == most > 0]
     if len(found) > 1:
         raise OptionError(
-            f"{len(found)} queries of this session read one frame: whose batch this is, is not known",
+            f"{len(found)} queries of this session read one frame, so the query of this batch is unknown",
             "give each query a readStream of its own",
         )
     if not found:
@@ -115,8 +115,8 @@ _under_way: set[tuple[str, str | int]] = set()  # broker, and the run or the thr
 
 @contextlib.contextmanager
 def not_within_itself(broker: str, app_id: str, run: str) -> Iterator[None]:
-    """A call. Raises OptionError if it is made by the function of another one, which would wait for it, or
-    whose batch it would decide: what that has read, any app of its owner consumes.
+    """A call of a transactional function. Raises OptionError within the function of another call, which would
+    wait for this one, or lose its batch: any app of the owner consumes what the outer function has read.
     """
     callers = {(broker, caller) for caller in (run, threading.get_ident())}
     with _calls:
@@ -135,7 +135,7 @@ def not_within_itself(broker: str, app_id: str, run: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Call:
-    """Of a transactional function for a batch, in one run of a query."""
+    """The call of a transactional function for a batch, in one run of a query."""
 
     broker: str
     app_id: str

@@ -275,8 +275,8 @@ class Transactional:
 
     # -- C7 --------------------------------------------------------------------------------------------------
     def resume(self, spark: SparkSession, query_id: str | None = None) -> None:
-        """Goes on behind the Delta ledger, if the engine has none of the app. ``query_id``: of a batch, whose
-        source has begun elsewhere. Raises CheckpointMismatch.
+        """Continues after the Delta ledger if the engine has no ledger of the app. ``query_id``: the query of
+        a batch whose source has already chosen its start. Raises CheckpointMismatch.
         """
         if self._ledger_table is not None and self._ledger_table != AUTO:
             before = self.engine.last_entry(self.app_id)
@@ -288,7 +288,7 @@ class Transactional:
             last = self.engine.last_entry(self.app_id)
             if before is None and last is not None and query_id not in (None, last.query_id):
                 raise CheckpointMismatch(
-                    f"app {self.app_id!r} continues behind batch {last.sequence} of its Delta ledger now, "
+                    f"app {self.app_id!r} continues after batch {last.sequence} of its Delta ledger now, "
                     f"and query {query_id} had asked before where to begin. Nothing was consumed",
                     "start it once more, with a new checkpoint and onNewCheckpoint=resume",
                 )

@@ -31,14 +31,14 @@ Ready = Callable[[DataFrame], DataFrame]
 
 
 class RefusedRows(Protocol):
-    """Where the refused rows of one operation are kept, durably and once."""
+    """A place that stores the refused rows of one operation, durably and once."""
 
     def numbers(self) -> set[int] | None:
-        """The numbers of the rows that are kept; None if that is not decided."""
+        """The numbers of the stored rows; None if nothing is stored yet."""
 
     def keep(self, rows: pa.Table, refused: dict[int, str], frame: DataFrame | None) -> set[int]:
-        """Keeps the refused ones of ``rows``, by number with the reason, unless that is decided. ``frame``:
-        these, in order; None for none. Returns the numbers of those that are kept.
+        """Stores the refused ones of ``rows``, by number with the reason, unless they are stored already.
+        ``frame``: these, in order; None for none. Returns the numbers of the stored rows.
         """
 
 

@@ -39,7 +39,7 @@ class Steps:
         return step
 
     def same_target(self, kind: str, name: str, step: int, target: BranchTarget) -> None:
-        """One more shares the step. Raises OptionError if another one has other columns or options."""
+        """Adds an append to the step. Raises OptionError if an earlier one has other columns or options."""
         earlier, sharing = self._targets.get((kind, name, step), (target, 0))
         if earlier == target:
             self._targets[kind, name, step] = target, sharing + 1

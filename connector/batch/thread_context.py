@@ -50,7 +50,7 @@ class ThreadContext:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """The calling thread has them within."""
+        """Gives them to the calling thread, within the block."""
         if self._context is None:
             yield
             return

@@ -83,7 +83,7 @@ def was_committed(spark: SparkSession, table: Table, once: CommitId) -> int | No
 
 
 def has(spark: SparkSession, table: Table, once: CommitId) -> bool:
-    """Whether a table has the commit of this batch, also one of another process."""
+    """Whether a table has the commit of this batch, even from another process."""
     return table.exists and bool(_status(spark, table, once, fresh=True).exists)
 
 

@@ -1,6 +1,6 @@
 """Classes and static members of the JVM by their full names, each looked up once in a process.
 
-py4j asks the JVM for every part of ``jvm.org.apache...``, each time: that was a third of what is asked for a
+py4j asks the JVM for every part of ``jvm.org.apache...``, each time: that was a third of the calls of a
 small append.
 """
 

@@ -1,8 +1,8 @@
-"""What a table is like after a commit of this process, as long as that is the last one: nobody is asked.
+"""The state of a table after a commit of this process, while that is the last one: Delta is not asked.
 
 To ask Delta costs a listing of the log and a dozen calls of the JVM, in each batch several times.
 Not here: tables whose last commit is somebody else's (``resolve.py``).
-Invariant: what is answered is what Delta would say at this moment. The commit was read back and changed
+Invariant: an answer is the one that Delta would give at this moment. The commit was read back and changed
 neither the metadata nor the protocol; its file is still the same one, and there is no file of the next one.
 """
 

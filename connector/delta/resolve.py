@@ -42,7 +42,7 @@ def digest(metadata: str, protocol: str) -> str:
 
 
 def resolve(spark: SparkSession, spelling: str, commits: LastCommits | None = None) -> Table:
-    """The table that ``spelling`` names now. ``commits``: of which it need not be asked what it is like.
+    """The table that ``spelling`` names now. ``commits``: tables whose state this process knows.
     Raises OptionError if it cannot be a Delta table.
     """
     commits = commits or LastCommits()

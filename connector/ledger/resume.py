@@ -1,4 +1,4 @@
-"""An app goes on behind its Delta ledger, where the engine has lost its own, or is another one (C7).
+"""Continues an app after its Delta ledger, where the engine has lost its own, or is another one (C7).
 
 1. The newest rows of each log are read, and proved: the log of the table has the commit of each of them,
    which says the same, and no later commit of that engine.
@@ -74,7 +74,7 @@ class Resume:
     resume_from: str | None = None
 
     def ready(self, spark: SparkSession) -> dict[str, int]:
-        """Goes on behind the ledger if it must, and may. Returns from which engines the app was taken over,
+        """Continues after the ledger if it must, and may. Returns from which engines the app was taken over,
         and behind which batch.
 
         Raises CheckpointMismatch where the engine has no ledger of the app and the table has, unless
@@ -92,7 +92,7 @@ class Resume:
                 taken = {mine: last.sequence, **taken}
         if (behind := taken.get(mine)) is not None:
             raise CheckpointMismatch(
-                f"app {self.app_id!r} was taken over by another engine behind batch {behind}, as ledger "
+                f"app {self.app_id!r} was taken over by another engine after batch {behind}, as ledger "
                 f"{self.ledger!r} says: a batch of it here would be done twice",
                 f"stop this query; {_OTHERWISE}",
             )
@@ -118,7 +118,7 @@ class Resume:
             raise CheckpointMismatch(
                 f"{text}, and this engine has no ledger of the app: that was lost, or it is another engine. "
                 "Nothing was consumed",
-                "to continue behind these batches, start with a new checkpoint and onNewCheckpoint=resume, "
+                "to continue after these batches, start with a new checkpoint and onNewCheckpoint=resume, "
                 f"in source and function; {_OTHERWISE}",
             )
         # 1.
@@ -246,7 +246,7 @@ class Resume:
 
     def _doubtful(self, why: str, instead: str = "") -> CheckpointMismatch:
         return CheckpointMismatch(
-            f"app {self.app_id!r} cannot continue behind ledger {self.ledger!r}: {why}. Nothing was consumed",
+            f"app {self.app_id!r} cannot continue after ledger {self.ledger!r}: {why}. Nothing was consumed",
             f"{instead + ', or ' if instead else ''}give another app_id, another ledger, and startingOffsets "
             "where the app was",
         )

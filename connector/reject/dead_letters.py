@@ -198,8 +198,8 @@ class _Task:
             raise DataLoss(
                 f"{len(left)} rejected messages are not in their queues any more (message {offset} of "
                 f"{_log_name(queue, partition)}), so they cannot become dead letters",
-                "nothing is decided: reject messages of this batch; what the state of a query has kept of an "
-                "earlier one, publish with tx.publish",
+                "nothing is decided: reject messages of this batch; for rows of an earlier batch, which the "
+                "state of a query keeps, use tx.publish",
             )
 
     def _require_read(self, queue: str) -> None:

@@ -2,8 +2,8 @@
 
 An append of the good rows parses the broken ones too. Spark's metrics bring their places to the driver.
 Not here: what is broken (``typed/decode.py``), whether Spark has executed every row (``plan.py``).
-Invariant: unless every partition has told, and every broken row of it, nothing is known, and the rows are
-read again.
+Invariant: unless every partition has reported each of its broken rows, the metric counts for nothing, and
+the rows are read again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Notes:
 
 @dataclass(frozen=True)
 class Metric:
-    """Of an execution."""
+    """The metric of an execution."""
 
     name: str
     reasons: tuple[str, ...]
@@ -63,14 +63,14 @@ _metrics: WeakKeyDictionary[DataFrame, Metric] = WeakKeyDictionary()  # of the f
 
 @dataclass(frozen=True)
 class Watchable:
-    """Rows of which a metric can tell. ``sums``: they have a body; ``words``: for so many tasks."""
+    """Rows that a metric can report. ``sums``: they have a body; ``words``: for so many tasks."""
 
     sums: bool
     words: int
 
 
 def watchable(frame: DataFrame) -> Watchable | None:
-    """What ``frame`` is like; None if no metric can tell of its rows."""
+    """How a metric can report the rows of ``frame``; None if it cannot."""
     types = {each.name: each.dataType.simpleString() for each in frame.schema.fields}
     placed = all(types.get(name) == kind for name, kind in PLACE.items())
     # ``max_by`` gives the rows of several maxima from Spark 4.2 on

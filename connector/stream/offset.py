@@ -45,7 +45,7 @@ def vector(logged: object, logs: Mapping[str, Sequence[str]]) -> Vector:
         raise CheckpointMismatch(
             f"the checkpoint holds offsets of {logged_names}, but the query reads {read}",
             "read the same queues, or start with a new checkpoint, the same appId and "
-            "onNewCheckpoint=resume: it continues behind the last decided batch",
+            "onNewCheckpoint=resume: it continues after the last decided batch",
         )
     return dict(logged)
 

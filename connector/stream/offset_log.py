@@ -84,9 +84,9 @@ class OffsetLog:
                 self._own = True
                 return ""
         raise OptionError(
-            f"app {self._app_id!r} reads a source that is not txmq, or has another appId, and what a batch "
-            "has of it is not known: Spark does not say where the checkpoint is, or it cannot be read here",
-            "of a source of txmq, give both the same appId. Otherwise, give transactional checkpoint=, the "
+            f"app {self._app_id!r} reads a source that is not txmq, or has another appId, and the offsets of "
+            "a batch there are unknown: Spark does not name the checkpoint, or this process cannot read it",
+            "if the source is txmq, give both the same appId. Otherwise, give transactional checkpoint=, the "
             "checkpointLocation of the query; give format('txmq') the option checkpointLocation on a disk of "
             "the driver, or use foreachBatch with transactional",
         )

@@ -34,7 +34,7 @@ KEPT = 256  # answers: one for each operation of a function is enough
 
 
 class Checks:
-    """What a process has asked for its app."""
+    """The checks of a process for its app, with their answers."""
 
     def __init__(self, tables: TableFormat, app_id: str, engine: Callable[[], Engine]) -> None:
         self._tables = tables
@@ -109,7 +109,7 @@ class Checks:
         if missing:
             first, last = missing[0].sequence, missing[-1].sequence
             log.warning(
-                "table %r is an older copy: it had %s of app %r, and has not any more. They are not applied "
+                "table %r is an older copy: it lost %s of app %r. They are not applied "
                 "again: add their rows from the newer copy; `txmq app ledger %s` says what they consumed",
                 table.name,
                 f"batch {first}" if first == last else f"the batches {first} to {last}",
@@ -183,7 +183,7 @@ def refuse_what_was_done_elsewhere(
         raise CheckpointMismatch(
             f"table {table.name!r} has batch {stored} of app {app_id!r} from engine {engine}, and the ledger "
             f"ends with batch {behind}: its rows would come twice (nothing was consumed)",
-            f"see in the history of the table which messages batch {stored} had (userMetadata); begin behind "
+            f"see in the history of the table which messages batch {stored} had (userMetadata); begin after "
             "them with another app_id, and startingOffsets",
         )
 

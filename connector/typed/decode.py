@@ -51,8 +51,8 @@ _KEPT = 64  # schemas whose columns are kept
 
 
 class Decoded:
-    """``good``: the columns of ``keep``, then the decoded ones. ``rejected``: the broken messages with all
-    their columns, and ``reason`` (string).
+    """The result of ``decode``. ``good``: the columns of ``keep``, then the decoded ones. ``rejected``: the
+    broken messages with all their columns, and ``reason`` (string).
     """
 
     def __init__(
@@ -240,7 +240,7 @@ def _checked_names(df: DataFrame, column: str, keep: Sequence[str], mode: str) -
         if name not in types:
             raise OptionError(
                 f"keep names the column {name!r}, which the rows do not have",
-                f"there are {', '.join(df.columns)}",
+                f"choose from {', '.join(df.columns)}",
             )
     own = {_ENCODED, _PARSED, *([REASON, *metrics.OWN_COLUMNS] if mode == "deadLetter" else [])}
     taken = sorted(own & {name.lower() for name in df.columns})

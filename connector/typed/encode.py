@@ -47,7 +47,7 @@ def encode(
     validate: bool = False,
 ) -> DataFrame:
     """Returns the rows of ``df`` as messages, for tx.publish and for a write to format txmq: ``body``, and
-    ``properties`` with its ``content_type``.
+    ``properties`` with the content type.
 
     The columns exchange, routing_key and properties keep their meaning for a message; all others go into the
     body. ``schema``: for avro the schema as JSON, None for that of the columns; for protobuf as in

@@ -1,7 +1,7 @@
 """Numbers that Spark takes minutes to round to a column of type decimal, such as ``1e400000000``: it writes
 out all their digits.
 
-They are found in the text, wherever they stand in it, also in names and in columns of text. So the text is
+They are found in the text, wherever they stand in it, even in names and in columns of text. So the text is
 first parsed with other numbers in their places, which no decimal takes, and quickly: if its decimals are
 still read, none of them is such a number.
 Not here: what is said of a body that does not fit (``formats.py``).

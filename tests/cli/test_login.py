@@ -156,9 +156,9 @@ def test_no_text_of_a_client_has_its_secrets(tmp_path: Path) -> None:
         (Credentials(user="ann", password=SECRET, password_file="f"), "both given"),
         (Credentials(user="ann", password=SECRET, token=SECRET), "'token' is given with"),
         (Credentials(user="ann", password=SECRET + "\nx"), "an invalid character"),
-        (Credentials(user="a:b", password=SECRET), "option 'user' has a character"),
-        (Credentials(token=SECRET + " x"), "option 'token' has a character"),
-        (Credentials(token=SECRET + "é"), "option 'token' has a character"),
+        (Credentials(user="a:b", password=SECRET), "option 'user' has an invalid character"),
+        (Credentials(token=SECRET + " x"), "option 'token' has an invalid character"),
+        (Credentials(token=SECRET + "é"), "option 'token' has an invalid character"),
         (Credentials(tls_cert="c"), "'tlsCert' and 'tlsKey' is missing"),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_log_of_json_has_start_recovery_channel_errors_refusals_and_the_end_an
         assert "of user 'guest': channel 2 is closed" in closed["message"]
         broker.process.terminate()
         assert broker.process.wait(GUARD_S) == 0
-        assert broker.lines()[-1]["message"] == "the broker ends: it was asked to"
+        assert broker.lines()[-1]["message"] == "the broker ends: it got a signal"
     with serving(tmp_path) as broker:
         assert broker.says("recovered 1 queues with 1 messages and 0 prepared transactions")
         assert all(set(line) == {"time", "level", "logger", "message"} for line in broker.lines())

@@ -188,7 +188,7 @@ def test_c7_a_ledger_that_others_have_changed_is_refused_and_nothing_has_changed
         with pytest.raises(CheckpointMismatch) as refused:
             on_kafka.ready()
         told = str(refused.value)
-        assert re.search(rf"cannot continue behind ledger .*{why}.*Nothing was consumed", told), (what, told)
+        assert re.search(rf"cannot continue after ledger .*{why}.*Nothing was consumed", told), (what, told)
         assert on_kafka.bench.engine.last_entry(APP) is None
     assert on_kafka.bench.claim() == {"in": 8}, "no start was recorded"
 
@@ -261,7 +261,7 @@ def test_c7_of_two_engines_that_go_on_behind_one_ledger_one_does(spark: SparkSes
         lost.ready(resume_from=engine)
     assert second.engine.last_entry(APP) is None
     lost.bench = before
-    with pytest.raises(CheckpointMismatch, match="was taken over by another engine behind batch 2"):
+    with pytest.raises(CheckpointMismatch, match="was taken over by another engine after batch 2"):
         lost.ready()
 
 
@@ -282,7 +282,7 @@ def test_c7_an_engine_whose_app_went_on_elsewhere_is_refused_where_the_log_is_no
     monkeypatch.setattr(log, "TOLD", 1)
     assert lost.ready() == {}, "the one that goes on"
     lost.bench = before
-    with pytest.raises(CheckpointMismatch, match="was taken over by another engine behind batch 2"):
+    with pytest.raises(CheckpointMismatch, match="was taken over by another engine after batch 2"):
         lost.ready()
 
 

@@ -123,7 +123,7 @@ def test_no_row_of_an_overwrite_is_left_out_because_that_would_delete_what_it_re
     require_stopped(rig, altered, NotApplied)
     (part,) = rig.broker.engine.unapplied("app")[0].to_apply
     rig.broker.engine.note("app", 1, part.branches, "rows_to", str(tmp_path / "skipped"))
-    assert "deletes rows that are not given" in require_stopped(rig, fn, OptionError)
+    assert "deletes rows that its source lacks" in require_stopped(rig, fn, OptionError)
     assert not (tmp_path / "skipped").exists()
 
 

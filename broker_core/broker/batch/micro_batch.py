@@ -350,7 +350,7 @@ class MicroBatches:
                 else f"batch write {name_in(token)}"
             )
             raise BatchDecided(
-                f"{what} is committed and cannot be rolled back; an answer was lost on the way, nothing else"
+                f"{what} is committed and cannot be rolled back: only the reply to the commit was lost"
             )
         if self.branches.attempt(token) is not None:  # of a token that nobody has used, nothing is recorded
             self._drop(change, token, now_us)

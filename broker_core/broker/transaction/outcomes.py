@@ -179,8 +179,8 @@ def _require_later(horizon_us: int, limits: OutcomeLimits, since_us: int, what: 
         until = datetime.fromtimestamp(horizon_us / 1_000_000, timezone.utc).isoformat(timespec="seconds")
         raise UnknownOutcome(
             f"whether {what} was committed is not known: outcomes up to {until} are forgotten",
-            "if it began later it was not committed, ask with `since`; else look for what it was to do "
-            f"({limits.count} of {limits.age_s / 3600:g} hours are kept, and of a user its share of them)",
+            "if it began later it was not committed: ask with `since`; otherwise look for its effect "
+            f"({limits.count} of {limits.age_s / 3600:g} hours are kept, and a user's share of them)",
         )
 
 

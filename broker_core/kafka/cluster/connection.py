@@ -33,7 +33,7 @@ from broker_core.kafka.protocol.sasl import Challenge, SaslExchange, SaslLogin, 
 A = TypeVar("A")
 
 REQUEST_S = 15.0
-LARGEST_ANSWER = 512 << 20  # bytes; a length above it is no Kafka, such as the first bytes of TLS or HTTP
+LARGEST_ANSWER = 512 << 20  # bytes; a larger length means that the peer does not speak Kafka, but TLS or HTTP
 NODES_SHARE = 0.75  # of the time for an answer: a node that waits for others gives up before we do
 SMALL = 32 << 10  # bytes that a socket's buffers take while the node does not read
 REAUTHENTICATE = 0.85  # of the lifetime of a session, as the Java client

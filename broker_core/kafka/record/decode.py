@@ -113,7 +113,7 @@ def decode(
                 raise errors.TransactionTooLarge(
                     f"the record batch at offset {head.base_offset} of {log} cannot be read: {error}, and "
                     f"the limit is {limit}",
-                    "write smaller batches; to skip this one, start behind it",
+                    "write smaller batches; to skip this one, start after it",
                 ) from None
             room -= _weight(content, head)
             batches.append((head, content))

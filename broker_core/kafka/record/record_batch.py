@@ -130,7 +130,7 @@ def damaged(log: str, base_offset: int, reason: str) -> errors.CorruptRecordBatc
     return errors.CorruptRecordBatch(
         f"the record batch at offset {base_offset} of {log} is damaged: {reason}",
         "look at it with kafka-dump-log.sh, and let a sound replica replace the partition; to skip "
-        "what is gone, start behind it",
+        "what is gone, start after it",
     )
 
 

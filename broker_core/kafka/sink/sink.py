@@ -201,8 +201,8 @@ class KafkaSink:
         """Staged rows have no effect unless they are named, so nothing is dropped."""
         if batch_writes.is_committed(self._client, token):
             raise errors.BatchDecided(
-                f"batch write {token} is committed and cannot be rolled back; an answer was lost on the way, "
-                "nothing else"
+                f"batch write {token} is committed and cannot be rolled back: only the reply to the commit "
+                "was lost"
             )
         # a token does not name its app; the ones that this process works for come first
         mine = tuple(self._apps)
@@ -218,8 +218,8 @@ class KafkaSink:
                 continue  # an app of others, which this user may see but not read
             if entry is not None:
                 raise errors.BatchDecided(
-                    f"batch {entry.batch_id} of app {entry.app_id!r} is committed and cannot be rolled back; "
-                    "an answer was lost on the way, nothing else"
+                    f"batch {entry.batch_id} of app {entry.app_id!r} is committed and cannot be rolled back: "
+                    "only the reply to the commit was lost"
                 )
 
     # -- C5, C6 ----------------------------------------------------------------------------------------------

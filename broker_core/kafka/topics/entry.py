@@ -193,7 +193,7 @@ def replay(
             raise errors.DataLoss(
                 f"records of {log}, which say where app {app_id!r} is, were deleted by retention",
                 f"stop the app, delete topic {log.topic} and let nothing set a retention for it; then "
-                "continue as an app whose topic was deleted: behind its Delta ledger with "
+                "continue as an app whose topic was deleted: after its Delta ledger with "
                 "onNewCheckpoint=resume, or with a new checkpoint and startingOffsets where it was",
             ) from None
         decoded = decode(fetched.records, position, end, fetched.aborted, log=str(log))

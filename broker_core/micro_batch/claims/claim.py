@@ -451,8 +451,8 @@ def _no_end(app_id: str, vector: Mapping[str, int]) -> CheckpointMismatch:
 
 def _no_range(app_id: str, start: Vector, end: Vector) -> CheckpointMismatch:
     return CheckpointMismatch(
-        f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it was never "
-        "given; the checkpoint belongs to another app or broker, or is older than what the broker "
+        f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it never "
+        "claimed; the checkpoint belongs to another app or broker, or is older than what the broker "
         "remembers, or the data directory is older than it. Use the checkpoint that belongs to the app, or a "
         "new one with onNewCheckpoint=resume"
     )

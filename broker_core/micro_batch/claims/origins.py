@@ -207,7 +207,7 @@ def _new_checkpoint(
     where = canonical(consumed) if consumed else "what its source acknowledged"
     return CheckpointMismatch(
         f"a new checkpoint starts under appId {app_id!r}, but this app has already read {', '.join(queues)} "
-        f"(query {last_query or 'unknown'}, consumed up to {where}). Go on with the old checkpoint, or set "
-        "onNewCheckpoint=resume to continue where the app's last committed batch ended; another query needs "
-        "an appId and queues of its own"
+        f"(query {last_query or 'unknown'}, consumed up to {where}). Continue with the old checkpoint, or "
+        "set onNewCheckpoint=resume to continue where the app's last committed batch ended; another query "
+        "needs an appId and queues of its own"
     )

@@ -33,5 +33,5 @@ def planned_anew(entry: LedgerRecord, offset_log: str = "") -> CheckpointMismatc
         f"batch {entry.batch_id} of query {entry.query_id} is decided (app {entry.app_id!r}), and {why}. "
         "Nothing was done",
         f"{newest}use a new checkpoint with onNewCheckpoint=resume, and begin each source that is not txmq "
-        "behind this batch (startingOffsets, modifiedAfter)",
+        "after this batch (startingOffsets, modifiedAfter)",
     )

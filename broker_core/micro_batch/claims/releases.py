@@ -76,7 +76,7 @@ class Releases:
                 "The app has gone on since then: use the checkpoint that is in use"
                 if followed
                 else "Start once more with a new checkpoint and onNewCheckpoint=resume: it continues at "
-                f"{canonical(_ends(notes))}, behind what is decided"
+                f"{canonical(_ends(notes))}, after what is decided"
             )
         )
 

@@ -194,7 +194,7 @@ class Session:
             self.connection.resume(self)
 
     def durable(self) -> None:
-        """All that was gathered is durable: a command that waited goes on."""
+        """Resumes the waiting command once the batch is durable."""
         if self._phase is Phase.waiting:
             self.go_on()
 

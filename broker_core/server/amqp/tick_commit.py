@@ -79,7 +79,7 @@ class TickCommit:
 
     @property
     def durable(self) -> bool:
-        """All that was gathered is durable."""
+        """Whether every command of the batch is durable."""
         return not (self.waits or self._in_flight)
 
     def gather(self) -> None:

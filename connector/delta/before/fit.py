@@ -169,7 +169,7 @@ def fit(table: str, schema: T.StructType, target: Known, partition_by: Sequence[
 
 
 def fit_new(table: str, schema: T.StructType, location: str, partition_by: Sequence[str]) -> Fit | None:
-    """What is asked of rows of a table that does not exist yet, if anything."""
+    """The conditions on rows of a table that does not exist yet, if any."""
     partitions = {name.lower() for name in partition_by if location.startswith(_LIMITED)}
     conditions = tuple(
         _directory(table, column.name)

@@ -162,7 +162,7 @@ class GivenParts:
 
 
 def guarded(check: Asked, guard: str) -> Asked:
-    """What is asked, of the rows for which ``guard`` is true."""
+    """The check, limited to the rows for which ``guard`` is true."""
     sql, text = check
     return (f"CASE WHEN {guard} THEN {sql} ELSE true END" if guard else sql), text
 

@@ -6,7 +6,7 @@ that names the row of the table may be true or not. Of a value that follows from
 the parts over the given row are known.
 
 Not here: whether the merge itself is possible (``check_change.py``).
-Invariant: a row that no clause can write is asked only for ``on`` and the conditions.
+Invariant: a row that no clause can write is checked only by ``on`` and the conditions.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _fit(table: Table, clause: Clause, target: Known, values: Mapping[str, tuple
 
 
 def asserted(rows: DataFrame, clauses: tuple[Written, ...]) -> DataFrame:
-    """The rows. Their execution fails for a row that the table would refuse."""
+    """The rows, whose execution fails for one that the table would refuse."""
     for clause in clauses:
         names = rows.columns
         places = {f"{_ROW}{number}": name for number, name in enumerate(names)}

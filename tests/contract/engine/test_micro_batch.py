@@ -233,7 +233,7 @@ def test_row_16_offsets_that_are_not_known_are_equal_to_no_others(
     if accepted:
         assert decide(now)
     else:
-        with pytest.raises(CheckpointMismatch, match="begin each source that is not txmq behind"):
+        with pytest.raises(CheckpointMismatch, match="begin each source that is not txmq after"):
             decide(now)
 
 

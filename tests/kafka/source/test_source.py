@@ -51,7 +51,7 @@ def test_s3_a_range_is_resolved_counted_and_read_again(bench: SourceBench) -> No
         assert {log: found.rows for log, found in counted.items()} == {"orders/0": 2, "orders/1": 1}
         assert all(found.size_bytes > 0 for found in counted.values())
     assert source.resolve(APP, end, end) == {} and source.count(APP, {}) == {}
-    with pytest.raises(errors.CheckpointMismatch, match="which it was never given"):
+    with pytest.raises(errors.CheckpointMismatch, match="which it never claimed"):
         source.resolve(APP, {QUEUE: START}, {"orders/0": 1, "orders/1": 1})
     with pytest.raises(errors.CheckpointMismatch, match="not a range that it claimed"):
         source.count(APP, {"orders/0": (0, 1)})

@@ -323,7 +323,7 @@ def test_who_commits_much_makes_outcomes_of_nobody_else_unknown(opened: Open) ->
             assert ann.committed("hers") and not ann.committed("never")
             assert man.committed(f"t{3 * kept.count - 1}")
             for unknown in ("t0", "never"):
-                with pytest.raises(errors.UnknownOutcome, match="of a user its share of them"):
+                with pytest.raises(errors.UnknownOutcome, match="a user's share of them"):
                     man.committed(unknown)
     commits(ANN, *(f"a{number}" for number in range(3 * kept.count)))
     with client(broker, ANN) as ann, pytest.raises(errors.UnknownOutcome):
