@@ -330,7 +330,7 @@ def _check_origin(headers: Mapping[str, str]) -> None:
     origin = headers.get("origin")
     foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
     if foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise HttpRefusal(403, "forbidden", "a page of another origin asks for a change")
+        raise HttpRefusal(403, "forbidden", "a page of another origin requested a change")
 
 
 def _not_allowed(request: Request, handlers: Handlers) -> Response:

@@ -1,6 +1,6 @@
 """What the HTTP listener serves: the parts of a running broker.
 
-Not here: who may see what (``gate.py``) and how it is shown (``management/``, ``own.py``).
+Not here: who may see what (``gate.py``) and how it is shown (``management/``, ``txmq_api.py``).
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from broker_core.server.http import gate, own
+from broker_core.server.http import gate, txmq_api
 from broker_core.server.http.call import HttpAnswer, HttpCall
 from broker_core.server.http.management import channels, exchanges, messages, overview, queues
 
 _ROUTES = {
     (route.method, route.path): route
-    for part in (overview, queues, exchanges, messages, channels, own)
+    for part in (overview, queues, exchanges, messages, channels, txmq_api)
     for route in part.ROUTES
 }
 

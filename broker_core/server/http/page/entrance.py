@@ -40,7 +40,7 @@ def cookie_name(request: Request) -> str:
 def visit(served: Served, request: Request, connection: HttpConnection) -> Visit:
     """Raises Refusal: a change that no page of this origin asks for."""
     if request.method == "POST" and "origin" not in request.headers:
-        raise HttpRefusal(403, "forbidden", "a form is sent by a page of this listener")
+        raise HttpRefusal(403, "forbidden", "forms are accepted only from this broker's own pages")
     cookie = cookie_name(request)
     token = request.cookies.get(cookie, "")
     session = served.sessions.find(token) if token else None
@@ -79,7 +79,7 @@ def form(request: Request, body: bytes, visit: Visit) -> Mapping[str, str]:
         secret = visit.session.form if visit.session is not None else ""
         sent = fields.get("form", "").encode(errors="replace")
         if not secret or not hmac.compare_digest(sent, secret.encode()):
-            text = "the form is of another login: go back and load the page again"
+            text = "the form belongs to another login: go back and load the page again"
             raise HttpRefusal(403, "forbidden", text)
     return fields
 

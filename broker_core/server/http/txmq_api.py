@@ -185,7 +185,7 @@ ROUTES = (
     Route("GET", _LEDGER, "monitoring", _ledger, "The last batches of an app"),
     read_all("/api/txmq/prepared", "monitoring", _prepared, "Prepared transactions that nobody has decided"),
     Route("POST", f"{_XID}/commit", "vhost", partial(_decide, "commit"), "Commit a prepared transaction"),
-    Route("POST", f"{_XID}/rollback", "vhost", partial(_decide, "rollback"), "Roll a prepared one back"),
+    Route("POST", f"{_XID}/rollback", "vhost", partial(_decide, "rollback"), "Roll back a prepared one"),
     Route(
         "POST",
         "/api/txmq/prepared/{vhost}/rollback",
@@ -198,9 +198,9 @@ ROUTES = (
         "/api/txmq/queues/{vhost}/{name}/skip-damaged",
         "administrator",
         _skip_damaged,
-        'What is damaged in a queue; with {"check": false} it leaves the queue',
+        'List damaged messages of a queue; with {"check": false}, remove them',
     ),
-    Route("GET", "/api/txmq/staged", "monitoring", _staged, "Staged, and not decided"),
+    Route("GET", "/api/txmq/staged", "monitoring", _staged, "Staged batches that are not decided"),
     read_all(
         "/api/txmq/transactions", "monitoring", _transactions, "Open transactions, and who holds messages"
     ),
