@@ -3,7 +3,8 @@
 Orders are JSON. The newest state of each is merged into the table; what is no order becomes a dead letter. A
 batch is one transaction, so a job that is killed at any moment continues exactly where it was.
 
-Exit status: 0 if all was read (``--once``) or the job was told to end, 1 after an error.
+It returns if all was read (``--once``) or the job was told to end. It raises an error: Databricks looks at
+nothing that an entry point returns.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 import txmq
+from connector.datasource import TxmqDataSource
 
 ORDER = "id BIGINT NOT NULL, state STRING NOT NULL, amount DOUBLE"
 OF_SOURCE = ("numInputRows", "processedRowsPerSecond")  # Spark Connect has no totals of a batch
@@ -45,6 +47,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--secret", metavar="SCOPE/KEY", help="a Databricks secret with the password")
     parser.add_argument("--tls-ca", help="the certificates to trust")
     parser.add_argument("--max-messages", type=int, default=100_000, help="in a batch")
+    parser.add_argument("--no-persist", action="store_true", help="serverless compute has no caches")
     parser.add_argument("--once", action="store_true", help="read what is there, and end")
     return parser.parse_args(arguments)
 
@@ -75,9 +78,15 @@ def orders(table: str) -> Callable[[DataFrame, Any], None]:
 
 
 def start(spark: SparkSession, options: argparse.Namespace, connection: Mapping[str, str]) -> StreamingQuery:
+    # Spark looks for data sources once, and maybe before it has this wheel
+    spark.dataSource.register(TxmqDataSource)
     # the merge and the rejection read the batch: the cache serves the second one
     each = txmq.transactional(
-        orders(options.table), url=options.url, app_id=options.app, settings=connection, persist=True
+        orders(options.table),
+        url=options.url,
+        app_id=options.app,
+        settings=connection,
+        persist=not options.no_persist,
     )
     stream = spark.readStream.format("txmq").options(**connection).option("url", options.url)
     stream = stream.option("queue", options.queue).option("appId", options.app)
@@ -110,7 +119,7 @@ def report(query: StreamingQuery, last_batch: int) -> int:
     return last_batch
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may interrupt whoever holds a lock
     builder = SparkSession.builder.appName(options.app)
@@ -123,9 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         watch(start(spark, options, login(options, spark)), ended)
     except Exception as error:
         print(f"orders-job: {txmq.cause(error) or error}", file=sys.stderr)
-        return 1
-    return 0
+        raise
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
