@@ -3,15 +3,18 @@
     python examples/run_notebook.py examples/notebooks/upserts.py [NAME=VALUE of a widget ...]
 
 It has ``spark``, ``dbutils`` (widgets, secrets, fs.rm, library.restartPython), ``display``, ``%pip`` and
-``%run``. It refuses what works on one machine and not on a cluster: a checkpoint or a table at a path that is
-not in the volume, a broker's directory in the volume, a package that is neither a wheel of the volume nor in
-INSTALLABLE, and a name from before ``restartPython``.
+``%run``. It refuses what works on one machine and not on every compute of Databricks: a checkpoint or a table
+at a path that is not in the volume, a table on files, a broker's directory in the volume, a package that is
+neither a wheel of the volume nor in INSTALLABLE, a name from before ``restartPython``, a widget of a notebook
+that ``%run`` runs, ``format("txmq")`` before it is registered, a query without an end or a checkpoint,
+and the names of ABSENT.
 
 Not here: what a notebook does. ``%pip`` installs nothing: this Python has ``pip install '.[spark]'``.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -25,7 +28,13 @@ from typing import Any
 CELL = "# COMMAND ----------"
 MAGIC = "# MAGIC "
 INSTALLABLE = {"pika"}  # what a notebook may name besides the wheel
-Check = Callable[[object], None]
+CLASSIC = "standard and serverless compute are Spark Connect, without a JVM and RDDs"
+CLUSTER = "serverless compute has no caches, and neither settings nor an environment of yours"
+ABSENT = {
+    **dict.fromkeys(("sparkContext", "_jvm", "_jsc", "_jdf", "_jsparkSession", "rdd"), CLASSIC),
+    **dict.fromkeys(("cache", "persist", "conf", "environ", "getenv"), CLUSTER),
+}
+ON_FILES = re.compile(r"\bLOCATION\s+'|\bCREATE\b.*\bTABLE\b.*\bdelta\.`", re.IGNORECASE | re.DOTALL)
 
 
 class Restarted(Exception):
@@ -39,8 +48,14 @@ class Refused(Exception):
 class Widgets:
     def __init__(self, values: Mapping[str, str]) -> None:
         self._given, self._values = dict(values), dict[str, str]()
+        self.of_another = False  # while %run runs a notebook
 
     def text(self, name: str, default: str, label: str = "") -> None:
+        if self.of_another:
+            raise Refused(
+                f"a notebook that %run runs has the default of its widget {name!r}, whatever is entered: "
+                "declare it in the notebook that is opened"
+            )
         self._values.setdefault(name, self._given.get(name, default))
 
     def get(self, name: str) -> str:
@@ -59,11 +74,12 @@ class Notebook:
         widgets: Mapping[str, str],
         display: Callable[[Any], None] | None = None,
     ) -> None:
-        self._volume, self._figures = volume, 0
+        self._volume, self._figures, self.sources = volume, 0, set[str]()
         wheel = str(volume / "txmq-0.1.0-py3-none-any.whl")
         local = {"catalog": "spark_catalog", "schema": "txmq", "volume": str(volume), "wheel": wheel}
+        self._widgets = Widgets({**local, **widgets})
         dbutils = SimpleNamespace(
-            widgets=Widgets({**local, **widgets}),
+            widgets=self._widgets,
             library=SimpleNamespace(restartPython=self._restart),
             fs=SimpleNamespace(rm=self._remove),
             secrets=SimpleNamespace(get=lambda scope, key: os.environ["TXMQ_PASSWORD"]),
@@ -83,14 +99,26 @@ class Notebook:
         lines = [line for line in cell.splitlines() if line != "# Databricks notebook source"]
         magic = [line.removeprefix(MAGIC) for line in lines if line.startswith(MAGIC)]
         if not magic:
-            source = "\n" * number + "\n".join(lines)  # another line for each cell in a traceback
-            exec(compile(source, f"{path.name} cell {number}", "exec"), self.names)
+            self._execute("\n" * number + "\n".join(lines), f"{path.name} cell {number}")
+        elif any(line and not line.startswith("#") for line in lines):
+            raise Refused(f"{path.name}, cell {number}: {magic[0]!r} needs a cell of its own")
         elif magic[0].startswith("%pip install "):
             self._install(magic[0].split()[2:])
         elif magic[0].startswith("%run "):
+            self._widgets.of_another = True
             self.run(path.parent / f"{magic[0].split()[1]}.py")
+            self._widgets.of_another = False
         elif not magic[0].startswith("%md"):
             raise Refused(f"{path.name}, cell {number}: {magic[0]!r} is no magic command of a notebook")
+
+    def _execute(self, source: str, name: str) -> None:
+        """``source``: each cell begins at another line, for a traceback."""
+        tree = ast.parse(source, name)
+        for node in ast.walk(tree):
+            word = node.attr if isinstance(node, ast.Attribute) else getattr(node, "arg", None)
+            if word in ABSENT:
+                raise Refused(f"{name}: {word!r}: {ABSENT[word]}")
+        exec(compile(tree, name, "exec"), self.names)
 
     def _install(self, packages: list[str]) -> None:
         for each in packages:
@@ -126,40 +154,97 @@ class Notebook:
                 f"{path}: a volume is no disk for a broker. Use a directory of the driver, or a broker's url"
             )
 
+    def require_option(self, holder: Any, key: str, value: object) -> None:
+        """``holder``: the reader or writer that gets it."""
+        if key.lower() == "checkpointlocation":
+            self.require_reachable(value)
+            holder.has_checkpoint = True
+        elif key.lower() == "data":
+            self.require_a_disk(value)
 
-def guard(notebook: Notebook) -> None:
-    """Checks each path that the notebook gives to Spark and txmq."""
-    from pyspark.sql import DataFrameReader, DataFrameWriter
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
+    def require_registered(self, name: str) -> None:
+        """Spark looks for data sources in the Python of the cluster; %pip installs into the notebook's."""
+        if name == "txmq" and name not in self.sources:
+            raise Refused("Spark does not find txmq in the Python of a notebook: spark.dataSource.register")
 
+
+def guard(notebook: Notebook, spark: Any) -> None:
+    """Checks what the cells of the notebook give to Spark, classic or Connect, and to txmq."""
+    import txmq
     from connector.batch.batch_transaction import BatchTransaction
-    from txmq import Broker
 
-    def option(name: object, value: object = None) -> None:
-        if str(name).lower() == "checkpointlocation":
-            notebook.require_reachable(value)
+    reader, writer = type(spark.read), type(spark.range(1).write)
+    stream = spark.readStream.format("rate").load().writeStream
 
-    _before(DataStreamWriter, "option", option)
-    for kind, method in ((DataFrameReader, "load"), (DataFrameWriter, "save")):
-        _before(kind, method, lambda path=None, *_: notebook.require_reachable(path))
+    def options(holder: Any, **named: Any) -> None:
+        for name, value in named.items():
+            notebook.require_option(holder, name, value)
+
+    for kind in (reader, writer, type(spark.readStream), type(stream)):
+        _before(kind, "format", lambda _, name: notebook.require_registered(name))
+        _before(kind, "option", notebook.require_option)
+        _before(kind, "options", options)
+    for kind, methods in (
+        (reader, ("load", "parquet", "json", "csv")),
+        (writer, ("save", "parquet", "json")),
+    ):
+        for method in methods:
+            _before(kind, method, lambda _, path=None, *__, **___: notebook.require_reachable(path))
     for method in ("append", "merge", "delete", "overwrite"):
-        _before(BatchTransaction, method, lambda _rows, table, *_: notebook.require_reachable(table))
-    opened = Broker.open
+        _before(
+            BatchTransaction, method, lambda _, rows, table, *__, **___: notebook.require_reachable(table)
+        )
+    for name in ("transactional", "connect", "apps", "queues"):
+        _before(txmq, name, lambda *_, **named: _require_places(notebook, named))
+    _before(type(spark.dataSource), "register", lambda _, source: notebook.sources.add(source.name()))
+    _before(type(spark), "sql", lambda _, text, *__, **___: _require_no_files(text))
+    _guard_ends(type(stream))
+    opened = txmq.Broker.open
 
-    def open_broker(directory: Any, *arguments: Any, **named: Any) -> Broker:
+    def open_broker(directory: Any, *arguments: Any, **named: Any) -> Any:
         notebook.require_a_disk(directory)
         return opened(directory, *arguments, **named)
 
-    Broker.open = staticmethod(open_broker)  # type: ignore[method-assign]
+    txmq.Broker.open = staticmethod(open_broker)  # type: ignore[assignment,method-assign]
 
 
-def _before(kind: Any, method: str, check: Callable[..., None]) -> None:
+def _require_places(notebook: Notebook, named: Mapping[str, Any]) -> None:
+    for name in ("checkpoint", "ledger"):
+        notebook.require_reachable(named.get(name))
+    if named.get("data") is not None:
+        notebook.require_a_disk(named["data"])
+
+
+def _require_no_files(text: str) -> None:
+    if ON_FILES.search(text):
+        raise Refused(f"{text}: Unity Catalog has no table on files of a volume. Give it a name alone")
+
+
+def _guard_ends(kind: Any) -> None:
+    """A query needs a trigger that ends it, and a checkpoint."""
+
+    def triggered(writer: Any, **trigger: Any) -> None:
+        writer.ends = trigger.get("availableNow") is True
+
+    def start(writer: Any, *_: Any, **__: Any) -> None:
+        if not getattr(writer, "ends", False):
+            raise Refused("serverless compute takes trigger(availableNow=True) alone")
+        if not getattr(writer, "has_checkpoint", False):
+            raise Refused("a query needs the option checkpointLocation, in a volume")
+
+    _before(kind, "trigger", triggered)
+    for method in ("start", "toTable"):
+        _before(kind, method, start)
+
+
+def _before(kind: Any, method: str, check: Callable[..., object]) -> None:
+    """``check`` comes first where a cell calls the function: txmq and Spark have directories of their own."""
     done = getattr(kind, method)
 
-    def checked(self: Any, *arguments: Any, **named: Any) -> Any:
-        if " cell " in sys._getframe(1).f_code.co_filename:  # txmq itself has directories of its own
-            check(*arguments)
-        return done(self, *arguments, **named)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        if " cell " in sys._getframe(1).f_code.co_filename:
+            check(*arguments, **named)
+        return done(*arguments, **named)
 
     setattr(kind, method, checked)
 
@@ -190,7 +275,7 @@ def main(path: str, *widgets: str) -> None:
     (folder / "volume").mkdir()
     spark = session(folder)
     notebook = Notebook(spark, folder / "volume", dict(each.split("=", 1) for each in widgets))
-    guard(notebook)
+    guard(notebook, spark)
     notebook.run(Path(path))
     spark.stop()
 

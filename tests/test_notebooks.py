@@ -21,6 +21,10 @@ from typing import Any
 import pytest
 from pyspark.java_gateway import launch_gateway
 
+from broker_core.client.broker import BrokerClient
+from broker_core.core import password as passwords
+from broker_core.core.credentials import Credentials
+from broker_core.launcher import Broker
 from connector.stream.spark_version import has_admission_control
 from examples.run_notebook import Notebook, Refused
 from tests.forked import spark_forks
@@ -36,6 +40,7 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("[a-z]*.py"))
 SELDOM = {"on_kafka", "typed_messages", "upserts", "without_duplicates"}
 OF_THE_RUNTIME = {"pyspark", "matplotlib", "pandas"}  # Databricks has them
 OF_THE_WHEEL = {"txmq", "pyarrow"}
+WIDGETS = NOTEBOOKS[0].read_text().split("# COMMAND ----------")[1].strip()
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
@@ -50,7 +55,8 @@ def test_notebook_is_in_databricks_source_format(notebook: Path) -> None:
 def test_a_notebook_installs_what_it_imports_and_begins_anew_with_the_set_up(notebook: Path) -> None:
     text = notebook.read_text()
     cells = [cell.strip() for cell in text.split("# COMMAND ----------")]
-    assert "**Compute:**" in cells[0] and 'dbutils.widgets.text("wheel"' in cells[1]
+    assert "**Compute:**" in cells[0]
+    assert cells[1].replace(' + "[kafka]"', "") == WIDGETS, "all notebooks have the same widgets"
     (packages,) = re.findall(r"^# MAGIC %pip install \$wheel(.*)$", cells[2], re.MULTILINE)
     assert cells[3:5] == ["dbutils.library.restartPython()", "# MAGIC %run ./_setup"]
     assert cells[-1].splitlines()[-1].startswith("clean_up(")
@@ -66,6 +72,25 @@ def test_a_notebook_installs_what_it_imports_and_begins_anew_with_the_set_up(not
 def test_a_notebook_redefines_no_name_of_the_set_up(notebook: Path) -> None:
     """A function of the set-up would find the notebook's."""
     assert _names(notebook) & _names(notebook.parent / "_setup.py") == set()
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_deletes_no_files_to_act_a_crash(notebook: Path) -> None:
+    calls = {
+        node.attr for node in ast.walk(ast.parse(notebook.read_text())) if isinstance(node, ast.Attribute)
+    }
+    assert calls & {"rm", "rmtree", "unlink", "remove", "rmdir"} == set()
+
+
+def test_a_path_in_a_volume_names_catalog_schema_and_volume() -> None:
+    found = set[str]()
+    for folder in ("docs", "examples"):
+        for path in (ROOT / folder).rglob("*.*"):
+            if path.suffix in (".md", ".py", ".yml"):
+                found |= set(re.findall(r"/Volumes/\w[\w./-]*\w", path.read_text()))
+    assert len(found) >= 5
+    volumes = {path: path.split("/")[2:5] for path in found}
+    assert [path for path, names in volumes.items() if len(names) < 3 or "." in names[2]] == []
 
 
 def _names(notebook: Path) -> set[str]:
@@ -90,10 +115,20 @@ def _names(notebook: Path) -> set[str]:
         ('dbutils.fs.rm("/tmp/checkpoint", True)', "cannot reach it"),
         ('dbutils.widgets.get("folder")', "no widget has the name 'folder'"),
         ("# MAGIC %sh ls", "no magic command"),
+        ("# MAGIC %run ./other\nprint(1)", "needs a cell of its own"),
+        ("# MAGIC %run ./other", "declare it in the notebook that is opened"),
+        ("spark.sparkContext", "without a JVM and RDDs"),
+        ("def each(batch, tx):\n    batch.rdd.count()", "without a JVM and RDDs"),
+        ("spark._jvm", "without a JVM and RDDs"),
+        ("frame.cache()", "no caches"),
+        ("transactional(each, persist=True)", "no caches"),
+        ('spark.conf.set("spark.sql.shuffle.partitions", 2)', "neither settings nor an environment"),
+        ('import os\nos.environ["KAFKA"]', "neither settings nor an environment"),
     ],
 )  # fmt: skip
 def test_what_a_cluster_could_not_do_is_refused(cell: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "notebook.py").write_text(f"# Databricks notebook source\n{cell}\n")
+    (tmp_path / "other.py").write_text('dbutils.widgets.text("catalog", "main")\n')
     with pytest.raises((Refused, NameError), match=why):
         Notebook(None, tmp_path / "volume", {}).run(tmp_path / "notebook.py")
 
@@ -107,6 +142,63 @@ def test_a_path_outside_of_the_volume_and_a_broker_in_it_are_refused(tmp_path: P
         notebook.require_reachable("/tmp/lake/orders")
     with pytest.raises(Refused):
         notebook.require_a_disk(tmp_path / "data")
+
+
+# what a cell asks of a session or of txmq, and why it is refused
+REFUSED = [
+    ('spark.readStream.format("txmq")', "dataSource.register"),
+    ('rows.write.format("txmq")', "dataSource.register"),
+    ('spark.read.load("/tmp/lake")', "cannot reach it"),
+    ('spark.read.parquet("/tmp/lake")', "cannot reach it"),
+    ('rows.write.format("delta").save("/tmp/lake")', "cannot reach it"),
+    ('BatchTransaction.append(None, rows, "/tmp/lake")', "cannot reach it"),
+    ('BatchTransaction.merge(None, rows, "/tmp/lake", "t.id = s.id")', "cannot reach it"),
+    ('txmq.transactional(print, url="kafka://host:9092", app_id="a", ledger="/tmp/ledger")', "cannot reach it"),
+    ('spark.sql("CREATE TABLE t (id INT) USING delta LOCATION \'/tmp/lake\'")', "no table on files"),
+    ('spark.sql("CREATE TABLE delta.`/tmp/lake` (id INT) USING delta")', "no table on files"),
+    ('stream.writeStream.option("checkpointLocation", "/tmp/checkpoint")', "cannot reach it"),
+    ('stream.writeStream.options(checkpointLocation="/tmp/checkpoint")', "cannot reach it"),
+    ('noop.option("checkpointLocation", f"{volume}/c").start()', "availableNow=True"),
+    ('noop.option("checkpointLocation", f"{volume}/c").trigger(processingTime="1 second").start()', "availableNow=True"),
+    ('stream.writeStream.format("noop").trigger(availableNow=True).start()', "needs the option checkpointLocation"),
+    ('spark.readStream.options(data=f"{volume}/data")', "no disk for a broker"),
+    ('txmq.Broker.open(f"{volume}/data")', "no disk for a broker"),
+    ('txmq.connect(data=f"{volume}/data")', "no disk for a broker"),
+    ('txmq.transactional(print, data=f"{volume}/data", app_id="a")', "no disk for a broker"),
+]  # fmt: skip
+BEFORE = """# Databricks notebook source
+import txmq
+from connector.batch.batch_transaction import BatchTransaction
+from examples.run_notebook import Refused
+
+dbutils.widgets.text("volume", "")
+volume = dbutils.widgets.get("volume")
+rows, stream = spark.range(1), spark.readStream.format("rate").load()
+noop = stream.writeStream.format("noop")
+"""
+CELL = """
+# COMMAND ----------
+
+try:
+    {}
+except Refused as error:
+    print("refused:", error)
+else:
+    print("done")
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_what_a_cluster_could_not_do_with_a_session_is_refused(
+    jvm: Mapping[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "notebook.py").write_text(BEFORE + "".join(CELL.format(call) for call, _ in REFUSED))
+    done = _run(tmp_path / "notebook.py", tmp_path, [], {**os.environ, **jvm})
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+    answers = [line for line in done.stdout.splitlines() if line.startswith(("refused: ", "done"))]
+    for (call, why), answer in zip(REFUSED, answers, strict=True):
+        assert answer.startswith("refused: ") and why in answer, call
 
 
 @pytest.fixture(scope="module")
@@ -169,18 +261,16 @@ def ran(
             environment |= request.getfixturevalue("jvm")
         widgets = [f"broker_url={request.getfixturevalue('kafka_url')}"] if name == "on_kafka" else []
         (notebook,) = [path for path in NOTEBOOKS if path.stem == name]
-        environment["PYTHONPATH"] = str(ROOT)
-        command = [
-            sys.executable,
-            "-m",
-            "tests.spark.notebook_run",
-            str(notebook),
-            str(folder / "run"),
-            *widgets,
-        ]
-        return Ran(run_to_end(command, folder, cwd=folder, env=environment), folder)
+        return Ran(_run(notebook, folder, widgets, environment), folder)
 
     return run
+
+
+def _run(
+    notebook: Path, folder: Path, widgets: list[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.spark.notebook_run", str(notebook), str(folder / "run"), *widgets]
+    return run_to_end(command, folder, cwd=folder, env={**environment, "PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.spark
@@ -193,6 +283,26 @@ def ran(
 def test_notebook_runs_cell_by_cell(notebook: Path, ran: Callable[[str], Ran]) -> None:
     done = ran(notebook.stem).done
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+
+
+@pytest.mark.soak
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["exactly_once", "without_duplicates"])
+def test_a_notebook_runs_with_a_broker_of_yours_and_leaves_nothing_there(
+    name: str, jvm: Mapping[str, str], tmp_path: Path
+) -> None:
+    (notebook,) = [path for path in NOTEBOOKS if path.stem == name]
+    environment = {**os.environ, **jvm, "TXMQ_PASSWORD": "secret", "MPLBACKEND": "agg"}
+    with Broker.open(tmp_path / "data", amqp=["127.0.0.1:0"]) as broker:
+        broker.accounts.add_user("ann", passwords.hashed("secret", passwords.Cost(4)), ("operator",))
+        broker.accounts.set_permissions("ann", ".*", ".*", ".*")
+        with BrokerClient(broker.url, credentials=Credentials("ann", "secret")) as client:
+            exchanges = client.exchanges()
+            widgets = [f"broker_url={broker.url}", f"amqp_url={broker.amqp_urls[0]}/%2F"]
+            done = _run(notebook, tmp_path, [*widgets, "user=ann", "secret=txmq/ann"], environment)
+            assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+            assert client.queues() == [] and client.exchanges() == exchanges
 
 
 @pytest.mark.soak

@@ -2,7 +2,8 @@
 # MAGIC %md
 # MAGIC # Set-up of the notebooks
 # MAGIC
-# MAGIC The other notebooks begin with `%run ./_setup`. It asks for a schema, a volume and a broker, and gives them these names:
+# MAGIC The other notebooks begin with `%run ./_setup`. It makes these names of their widgets. It declares none: a notebook that `%run` runs has the
+# MAGIC defaults of its own widgets, whatever you have entered.
 # MAGIC
 # MAGIC | name | what it is |
 # MAGIC |---|---|
@@ -13,18 +14,18 @@
 
 # COMMAND ----------
 
+import shutil
 import tempfile
 import uuid
 
 import txmq
-
-for widget, default in (("catalog", "main"), ("schema", "txmq"), ("volume", "/Volumes/main/txmq/files"), ("broker_url", ""), ("amqp_url", ""), ("user", ""), ("secret", ""), ("tls_ca", "")):
-    dbutils.widgets.text(widget, default)
+from connector.datasource import TxmqDataSource
 
 catalog, schema, volume, broker_url, amqp_url, user, secret, tls_ca = (
     dbutils.widgets.get(widget) for widget in ("catalog", "schema", "volume", "broker_url", "amqp_url", "user", "secret", "tls_ca")
 )
 run_id = uuid.uuid4().hex[:8]
+spark.dataSource.register(TxmqDataSource)  # Spark looks for data sources in the Python of the cluster, not in that of a notebook
 spark.sql(f"CREATE SCHEMA IF NOT EXISTS {catalog}.{schema}")
 
 
@@ -44,13 +45,13 @@ def unique(name):
 # MAGIC %md
 # MAGIC ## The broker
 # MAGIC Without `broker_url`, a broker runs in this process. Its directory is on the disk of the driver, never in a volume, and it is gone with the
-# MAGIC driver: this is for a look on a dedicated, single-node cluster. `txmqs://host:5673` names a broker of yours, with `user` and `secret`
-# MAGIC (`SCOPE/KEY` of a secret scope) and
-# MAGIC `tls_ca`; `kafka://host:9092` a cluster of Kafka.
+# MAGIC driver: this is for a look on a dedicated, single-node cluster. `txmqs://host:5673` names a broker of yours, with `user` (it needs the tag
+# MAGIC `operator`), `secret` (`SCOPE/KEY` of a secret scope) and `tls_ca` (a file in a volume); `amqp_url` is its address for AMQP, without the login.
+# MAGIC `kafka://host:9092` names a cluster of Kafka.
 
 # COMMAND ----------
 
-broker = None
+broker, login = None, {}
 if broker_url.startswith("kafka://"):
     address = at = {"url": broker_url}
 elif broker_url:
@@ -72,8 +73,22 @@ def waiting(queue):
 
 
 def clean_up(*tables):
+    """Removes the tables, the checkpoints, and the queues and exchanges of this run."""
     for each in tables:
         spark.sql(f"DROP TABLE IF EXISTS {each}")
     dbutils.fs.rm(f"{volume}/txmq-{run_id}", True)
-    if broker is not None:
-        broker.close()
+    if broker is None:
+        return
+    if broker_url:
+        with broker.channel() as channel:
+            for each in broker.queues():
+                if each.name.endswith(run_id):
+                    if each.owner:
+                        broker.release(each.owner, each.name)
+                    channel.queue_delete(each.name)
+            for each in broker.exchanges():
+                if each.name.endswith(run_id):
+                    channel.exchange_delete(each.name)
+    broker.close()
+    if not broker_url:
+        shutil.rmtree(folder)

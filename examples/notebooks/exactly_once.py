@@ -5,12 +5,14 @@
 # MAGIC Orders go into a queue. A streaming query writes them to a Delta table and publishes the large ones to an exchange.
 # MAGIC Each micro-batch is one transaction: what it consumes, what it publishes and what it appends happen together or not at all.
 # MAGIC
-# MAGIC **Compute:** a dedicated, single-node cluster with Spark 4.1 or later; or any cluster that reaches a broker of yours (widget `broker_url`). The
-# MAGIC volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/exactly_once.py`.
+# MAGIC **Compute:** a dedicated, single-node cluster with runtime 18 (Spark 4.1) or later. With a broker of yours (widget `broker_url`): any compute of this
+# MAGIC runtime that reaches it, standard and serverless too. The volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/exactly_once.py`.
 
 # COMMAND ----------
 
-dbutils.widgets.text("wheel", "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl")
+widgets = {"wheel": "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl", "catalog": "main", "schema": "txmq", "volume": "/Volumes/main/txmq/files"}
+for name in (*widgets, "broker_url", "amqp_url", "user", "secret", "tls_ca"):
+    dbutils.widgets.text(name, widgets.get(name, ""))
 wheel = dbutils.widgets.get("wheel")
 
 # COMMAND ----------
@@ -132,6 +134,7 @@ below.bar(numbers, [seconds for _, _, _, seconds in progress])
 below.set_ylabel("seconds")
 below.set_xlabel("batch")
 display(figure)
+pyplot.close(figure)  # or the notebook shows it once more
 
 # COMMAND ----------
 

@@ -6,12 +6,14 @@
 # MAGIC the page `docs/kafka.md` says which guarantees differ.
 # MAGIC Each micro-batch still is one transaction: what it consumes, what it publishes to Kafka and what it appends to Delta happen together or not at all.
 # MAGIC
-# MAGIC **Compute:** a cluster with Spark 4.1 or later that reaches all nodes of Kafka; its address is the widget `broker_url`. The volume and the catalog
-# MAGIC must exist. On your machine: `python examples/run_notebook.py examples/notebooks/on_kafka.py broker_url=kafka://localhost:9092`.
+# MAGIC **Compute:** dedicated, standard or serverless, with runtime 18 (Spark 4.1) or later, that reaches all nodes of Kafka; its address is the widget
+# MAGIC `broker_url`. The volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/on_kafka.py broker_url=kafka://localhost:9092`.
 
 # COMMAND ----------
 
-dbutils.widgets.text("wheel", "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl")
+widgets = {"wheel": "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl", "catalog": "main", "schema": "txmq", "volume": "/Volumes/main/txmq/files"}
+for name in (*widgets, "broker_url", "amqp_url", "user", "secret", "tls_ca"):
+    dbutils.widgets.text(name, widgets.get(name, ""))
 wheel = dbutils.widgets.get("wheel") + "[kafka]"
 
 # COMMAND ----------
@@ -119,6 +121,7 @@ axes.plot([row["sequence"] for row in rows], curve, marker="o")
 axes.set_xlabel("batch")
 axes.set_ylabel("lag in messages")
 display(figure)
+pyplot.close(figure)  # or the notebook shows it once more
 
 # COMMAND ----------
 
@@ -188,4 +191,7 @@ assert ledger.agg(F.sum(F.expr("end_offset - start_offset"))).head()[0] == 1_001
 
 # COMMAND ----------
 
+admin = KafkaAdminClient(bootstrap_servers=hosts)
+admin.delete_topics([orders_topic, large_topic])
+admin.close()
 clean_up(table("orders"), table("ledger"))

@@ -7,12 +7,14 @@
 # MAGIC
 # MAGIC Then the orders that can be repaired are repaired, and sent through the same queue again.
 # MAGIC
-# MAGIC **Compute:** a dedicated, single-node cluster with Spark 4.1 or later; or any cluster that reaches a broker of yours (widget `broker_url`). The
-# MAGIC volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/typed_messages.py`.
+# MAGIC **Compute:** a dedicated, single-node cluster with runtime 18 (Spark 4.1) or later. With a broker of yours (widget `broker_url`): any compute of this
+# MAGIC runtime that reaches it, standard and serverless too. The volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/typed_messages.py`.
 
 # COMMAND ----------
 
-dbutils.widgets.text("wheel", "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl")
+widgets = {"wheel": "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl", "catalog": "main", "schema": "txmq", "volume": "/Volumes/main/txmq/files"}
+for name in (*widgets, "broker_url", "amqp_url", "user", "secret", "tls_ca"):
+    dbutils.widgets.text(name, widgets.get(name, ""))
 wheel = dbutils.widgets.get("wheel")
 
 # COMMAND ----------

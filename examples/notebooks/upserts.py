@@ -7,12 +7,14 @@
 # MAGIC
 # MAGIC The query is stopped in the middle: after the decision, before the MERGE. It continues where it was.
 # MAGIC
-# MAGIC **Compute:** a dedicated, single-node cluster with Spark 4.1 or later; or any cluster that reaches a broker of yours (widget `broker_url`). The
-# MAGIC volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/upserts.py`.
+# MAGIC **Compute:** a dedicated, single-node cluster with runtime 18 (Spark 4.1) or later. With a broker of yours (widget `broker_url`): any compute of this
+# MAGIC runtime that reaches it, standard and serverless too. The volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/upserts.py`.
 
 # COMMAND ----------
 
-dbutils.widgets.text("wheel", "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl")
+widgets = {"wheel": "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl", "catalog": "main", "schema": "txmq", "volume": "/Volumes/main/txmq/files"}
+for name in (*widgets, "broker_url", "amqp_url", "user", "secret", "tls_ca"):
+    dbutils.widgets.text(name, widgets.get(name, ""))
 wheel = dbutils.widgets.get("wheel")
 
 # COMMAND ----------
@@ -108,7 +110,7 @@ def run():
 
 publish({"id": 1, "amount": 10}, {"id": 2, "amount": 20}, {"id": 1, "amount": 5})
 run()
-print(customers())
+display(spark.table(stored).orderBy("id"))
 assert customers() == {1: (15, 2), 2: (20, 1)}
 
 # COMMAND ----------
@@ -148,7 +150,7 @@ assert customers() == {1: (15, 2), 2: (20, 1)}
 spark.sql(f"ALTER TABLE {stored} DROP CONSTRAINT never")
 publish({"id": 2, "amount": 0, "closed": True})
 run()
-print(customers())
+display(spark.table(stored).orderBy("id"))
 assert customers() == {1: (19, 3), 3: (7, 1)}
 
 # COMMAND ----------
@@ -161,7 +163,7 @@ assert customers() == {1: (19, 3), 3: (7, 1)}
 
 history = spark.sql(f"DESCRIBE HISTORY {stored}").where("operation = 'MERGE'").orderBy("version")
 commits = [json.loads(row["userMetadata"]) for row in history.collect()]
-print([(each["sequence"], each["offsets"]) for each in commits])
+display(history.select("version", "operation", "userMetadata"))
 assert [each["sequence"] for each in commits] == [1, 2, 3]
 assert [each["offsets"][queue] for each in commits] == [[0, 3], [3, 5], [5, 6]]
 

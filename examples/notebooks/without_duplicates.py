@@ -8,12 +8,14 @@
 # MAGIC The first kind is found by the message id, in the state of the query. The second kind does not happen: a micro-batch is one transaction.
 # MAGIC Kafka has no AMQP clients; for the stream, see the notebook *on_kafka*.
 # MAGIC
-# MAGIC **Compute:** a dedicated, single-node cluster with Spark 4.1 or later; or any cluster that reaches a broker of yours (widget `broker_url`). The
-# MAGIC volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/without_duplicates.py`.
+# MAGIC **Compute:** a dedicated, single-node cluster with runtime 18 (Spark 4.1) or later. With a broker of yours (widget `broker_url`, and `amqp_url`): any compute of this
+# MAGIC runtime that reaches it, standard and serverless too. The volume and the catalog must exist. On your machine: `python examples/run_notebook.py examples/notebooks/without_duplicates.py`.
 
 # COMMAND ----------
 
-dbutils.widgets.text("wheel", "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl")
+widgets = {"wheel": "/Volumes/main/txmq/files/txmq-0.1.0-py3-none-any.whl", "catalog": "main", "schema": "txmq", "volume": "/Volumes/main/txmq/files"}
+for name in (*widgets, "broker_url", "amqp_url", "user", "secret", "tls_ca"):
+    dbutils.widgets.text(name, widgets.get(name, ""))
 wheel = dbutils.widgets.get("wheel")
 
 # COMMAND ----------
@@ -31,6 +33,7 @@ dbutils.library.restartPython()
 # COMMAND ----------
 
 import json
+import ssl
 
 import pika
 from pyspark.sql import functions as F
@@ -47,8 +50,16 @@ from txmq import transactional
 
 # COMMAND ----------
 
+if not amqp_url:
+    raise ValueError("the widget amqp_url is empty: give the address of your broker for AMQP, such as amqps://broker.example:5671/%2F")
+parameters = pika.URLParameters(amqp_url)
+if user:
+    parameters.credentials = pika.PlainCredentials(user, login["password"])
+if tls_ca:
+    parameters.ssl_options = pika.SSLOptions(ssl.create_default_context(cafile=tls_ca), parameters.host)
+
 queue, app = unique("orders"), unique("orders")
-with pika.BlockingConnection(pika.URLParameters(amqp_url)) as connection:
+with pika.BlockingConnection(parameters) as connection:
     channel = connection.channel()
     channel.queue_declare(queue, durable=True)
     channel.confirm_delivery()
@@ -122,7 +133,7 @@ def fails(batch, tx):
     raise RuntimeError("the driver is out of memory")
 
 
-with pika.BlockingConnection(pika.URLParameters(amqp_url)) as connection:
+with pika.BlockingConnection(parameters) as connection:
     for number in (7, 300):
         order = {"id": number, "amount": 1.0, "at": "2026-03-01T12:59:00Z"}
         connection.channel().basic_publish("", queue, json.dumps(order).encode(), pika.BasicProperties(message_id=f"order-{number}"))
@@ -136,7 +147,7 @@ else:
 assert state() == {"rows": 300, "orders": 300, "left": 2}
 
 run()
-print(state())
+display(spark.table(stored).orderBy(F.desc("id")).limit(5))
 assert state() == {"rows": 301, "orders": 301, "left": 0}, "nothing may be there twice"
 
 # COMMAND ----------

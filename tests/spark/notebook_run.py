@@ -41,8 +41,7 @@ def main(notebook: str, folder: str, *words: str) -> None:
     volume.mkdir(parents=True)
     spark = client(remote) if remote else session(Path(folder))
     running = Notebook(spark, volume, widgets, display)
-    if not remote:
-        guard(running)
+    guard(running, spark)
     try:
         running.run(Path(notebook))
         assert spark.range(3).count() == 3, "a platform's session is not the notebook's to stop"
