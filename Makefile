@@ -5,6 +5,7 @@
 #              PATHS="tests/broker tests/x.py": these tests alone, without the checks
 # make quick   what a change needs, in a minute: ruff, mypy, import contracts and the quick tests
 # make soak ROUNDS=200      loops of kills, as long as you like, and the matrix at the end; SEED=n repeats one
+# make soak HOURS=8         everything at once for hours, with kills: nothing is lost, doubled or growing; goes on where it was cut
 # make bench [ONLY=commit_1]     every figure beside its reference;  make bench-kafka: beside Spark's own Kafka source and sink
 # make matrix  the same tests on every Spark, Delta, Python and JDK that go together; ARGS='--only 4.1.1 --write'.
 #              The row of the pinned Spark and Delta is in `make test`
@@ -22,6 +23,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := .venv-demo/bin
 ROUNDS ?= 100
+HOURS ?=
 WORKERS ?= 3
 ONLY ?=
 ARGS ?=
@@ -83,12 +85,17 @@ quick-checks:
 quick-tests:
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(QUICK) $(ARGS)
 
+ifneq ($(strip $(HOURS)),)
+soak: .venv/ready
+	$(BIN)/python -m tests.endurance --hours $(HOURS) $(ARGS)
+else
 # A line for each test when it ends: a round takes an hour on two cores.
 soak: .venv/ready .venv/spark-classes.jsa
 	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -v -n $(WORKERS) --dist loadgroup -m soak --soak-rounds=$(ROUNDS) --seed=$(SEED) $(ARGS)
 	TXMQ_SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -v --hypothesis-seed=$(SEED) --seed=$(SEED) tests/model tests/kafka/journal/test_history.py tests/kafka/sink/test_sink_history.py $(ARGS)
 	TXMQ_SESSION=connect $(BIN)/python -m pytest -v -n $(WORKERS) --dist loadfile tests/spark $(ARGS)
 	$(BIN)/python -m tests.matrix
+endif
 
 # Environments of minutes and gigabytes, under .venv/matrix.
 matrix: .venv/ready

@@ -77,14 +77,14 @@ class Node:
     def __init__(self, folder: Path, command: Sequence[str], ports: Mapping[str, int]) -> None:
         self.ports = dict(ports)  # by the names of its listeners
         self.log = folder / "kafka.log"
-        self._command = command
+        self.command = command
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Does not wait until it answers (``wait``)."""
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                self._command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                self.command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     def wait(self) -> None:
