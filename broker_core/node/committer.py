@@ -30,10 +30,9 @@ import _thread
 import contextlib
 import logging
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from broker_core.broker.broker import BrokerState
@@ -44,6 +43,7 @@ from broker_core.core.errors import InternalFault, StoreFailed, TxmqError
 from broker_core.message import spans
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.loaded_blocks import NOTHING, HeldUp, Loaded, LoadedBlocks, Look
+from broker_core.node.published import Published
 from broker_core.store.port import Store
 
 logger = logging.getLogger("txmq.broker")
@@ -55,8 +55,6 @@ Gate = Callable[["Waiting"], "Waiter"]
 
 _MAX_GROUP = 1024  # works in one commit
 PLAN_S = 0.01  # of the processor, for the works of one commit: others wait for the lock
-# fewer full blocks wait for a tick of the upkeep: short-lived messages are settled by then, and never sealed
-WAITING = 2
 _TOLERANCE_US = 1_000_000  # of the clock
 SLOW_S = 1.0  # a commit that takes longer is logged
 
@@ -112,58 +110,6 @@ class CommitCounts:
             spans.finished("txmq.group_commit", began_ns, {"txmq.changes": changes})
         if durable_s >= SLOW_S:
             logger.warning("a commit of %d changes took %.1f s to become durable", changes, durable_s)
-
-
-class Published:
-    """Who is told of a commit: threads that wait for messages, the dispatch to consumers, and the upkeep.
-
-    ``awaken``: called by any thread, to dispatch; None: there are no consumers. ``upkeep`` wakes the upkeep,
-    which wakes by itself at ``upkeep_us``.
-    """
-
-    __slots__ = ("_mutex", "_readers", "_state", "awaken", "upkeep", "upkeep_us")
-
-    def __init__(self, state: BrokerState) -> None:
-        self._state = state
-        self._mutex = _thread.allocate_lock()  # guards the next one
-        self._readers: set[_thread.LockType] = set()  # gates
-        self.awaken: Callable[[], None] | None = None
-        self.upkeep = threading.Event()
-        self.upkeep_us = 0  # microseconds since the epoch
-
-    @contextlib.contextmanager
-    def gate(self) -> Iterator[_thread.LockType]:
-        """A lock that is held, and released after each commit that consumers or readers may need."""
-        gate = _thread.allocate_lock()
-        gate.acquire()
-        with self._mutex:
-            self._readers.add(gate)
-        try:
-            yield gate
-        finally:
-            with self._mutex:
-                self._readers.discard(gate)
-
-    def tell(self) -> None:
-        if self._readers:
-            with self._mutex:
-                readers, self._readers = self._readers, set()
-            for gate in readers:
-                gate.release()
-        self.tell_consumers()
-        state = self._state
-        if (
-            len(state.blocks.full) > WAITING or state.pending_checks.next_deadline < self.upkeep_us
-        ) and not self.upkeep.is_set():
-            self.upkeep.set()
-
-    def tell_consumers(self) -> None:
-        """After a change outside a commit, too, that may affect consumers."""
-        state = self._state
-        if self.awaken is not None and (
-            state.pending_checks.runnable or state.virtual_hosts.registry.cancelled
-        ):
-            self.awaken()
 
 
 class Committer:
@@ -372,12 +318,12 @@ class Committer:
             self._store.commit(changes)  # 2. make durable
             self.counts.add(len(changes), time.monotonic() - began)
         failpoint.here("committer.durable")
-        touched = bool(state.pending_checks.touched)
+        touched = [*state.pending_checks.touched]
         if touched:
             with self._lock:  # 3. show
                 state.transactions.publish()
         if touched or state.pending_checks.runnable or state.virtual_hosts.registry.cancelled:
-            self.published.tell()
+            self.published.tell(touched)
         failpoint.here("committer.published")
 
     def _plan(self, waiting: Waiting, now_us: int, changes: list[Change]) -> bool:
@@ -415,7 +361,7 @@ class Committer:
             self.failure = error if isinstance(error, StoreFailed) else StoreFailed.of(error)
         for waiting in group:
             waiting.answer, waiting.error = None, self.failure  # an answer of 1. is not durable
-        self.published.tell()
+        self.published.tell(None)
 
 
 def _gates(answered: list[Waiting], mine: Waiting) -> list[Waiter]:

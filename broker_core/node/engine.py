@@ -182,11 +182,8 @@ class EmbeddedEngine:
         return self._look(offsets, self._state, queues, origin, self._stamps)
 
     def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
-        topology = self._state.topology
-        return self._local.wait(
-            lambda _state: any(topology.shared(name).log.visible_end > ends.get(name, 0) for name in queues),
-            timeout_s,
-        )
+        shared = self._state.topology.shared
+        return self._local.wait(lambda _: {shared(name): ends.get(name, 0) for name in queues}, timeout_s)
 
     # -- source ----------------------------------------------------------------------------------------------
     def claim(

@@ -16,13 +16,14 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 import pyarrow as pa
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.load import load
+from broker_core.broker.queue.queue import Queue
 from broker_core.broker.transaction.outcomes import OutcomeLimits
 from broker_core.broker.transaction.transaction import Limits
 from broker_core.core.block import Part
@@ -179,21 +180,27 @@ class Node:
         block = self.state.blocks.by_id.get(block_id)
         return None if block is None or block.inbox is not None else self._store.locate(block_id)
 
-    def wait(self, grown: Callable[[BrokerState], bool], timeout_s: float) -> bool:
-        """Waits until ``grown(state)``, which is called after each commit that made messages visible. Raises
-        StoreFailed.
+    def wait(self, ends: Callable[[BrokerState], Mapping[Queue, int]], timeout_s: float) -> bool:
+        """Waits until one of the queues is longer than its end; ``ends`` is called again after each commit
+        that made messages of them visible. Raises StoreFailed.
         """
         deadline = time.monotonic() + timeout_s
+        published = self.committer.published
         while True:
-            with self.committer.published.gate() as gate:  # before the check: a later commit opens it
-                self.committer.check()
-                with self.look as state:
-                    if grown(state):
-                        return True
+            self.committer.check()
+            with self.look as state:
+                waiting = ends(state)
+                if any(queue.log.visible_end > end for queue, end in waiting.items()):
+                    return True
+                gate = published.gate(waiting)  # under the lock: each later commit opens it
+            try:
+                self.committer.check()  # again: a failure before the gate was there does not open it
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return False
                 gate.acquire(True, min(left_s, threading.TIMEOUT_MAX))
+            finally:
+                published.leave(gate, waiting)
 
     def new_name(self) -> str:
         return f"amq.gen-{self._ids()}"

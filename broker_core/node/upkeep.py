@@ -33,7 +33,8 @@ from broker_core.core.errors import (
     StoreFailed,
 )
 from broker_core.core.ids import BlockId
-from broker_core.node.committer import WAITING, Committer, changes
+from broker_core.node.committer import Committer, changes
+from broker_core.node.published import WAITING
 from broker_core.store.port import BlockUsage, SegmentUsage, Store
 
 ALIVE = 0.3  # a segment with a smaller share of living bytes is compacted

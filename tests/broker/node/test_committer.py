@@ -8,6 +8,7 @@ import pytest
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queues
+from broker_core.broker.queue.queue import Queue
 from broker_core.broker.transaction.publish import Publish
 from broker_core.core import errors, failpoint
 from broker_core.core.change import Change
@@ -16,6 +17,7 @@ from broker_core.message.message import Message
 from broker_core.node import committer
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
+from tests.progress import wait_until
 from tests.reading import fetched
 
 
@@ -147,7 +149,7 @@ def test_a_failed_write_stops_everything_with_store_failed_and_nothing_is_retrie
     with pytest.raises(errors.StoreFailed):
         broker.channel()
     with pytest.raises(errors.StoreFailed):
-        broker.wait(lambda state: False, 10)
+        broker.wait(lambda state: {}, 10)
     broker.close()
     reopened = LocalBroker(store.reopened(), upkeep=False)
     assert list(reopened.state.names.outcomes) == []
@@ -243,11 +245,42 @@ def test_messages_are_invisible_while_their_commit_is_on_its_way_to_the_disk() -
     assert store.entered.wait(600)
     assert reader.get("q") is None
     assert broker.queues()[0].messages == 0
-    assert not broker.wait(lambda state: state.topology.queue("q").log.visible_end > 0, 0)
+    assert not broker.wait(lambda state: {state.topology.queue("q"): 0}, 0)
     store.gate.set()
-    assert broker.wait(lambda state: state.topology.queue("q").log.visible_end > 0, 30)
+    assert broker.wait(lambda state: {state.topology.queue("q"): 0}, 30)
     writer.join()
     assert reader.get("q") is not None
+    broker.close()
+
+
+def test_a_commit_wakes_those_alone_who_wait_for_its_queues() -> None:
+    """One client may wait in a thousand calls, and every commit of the others would wake them all."""
+    broker = LocalBroker(MemoryStore(), upkeep=False)
+    channel = broker.channel()
+    for name in ("q", "r", "other"):
+        channel.queue_declare(name)
+    looks: list[str] = []
+    answers: list[bool] = []
+
+    def ends(state: BrokerState) -> dict[Queue, int]:
+        looks.append("")
+        return {state.topology.queue(name): 0 for name in ("q", "r")}
+
+    waiting = [threading.Thread(target=lambda: answers.append(broker.wait(ends, 600))) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    wait_until(lambda: len(looks) == len(waiting))
+    for _ in range(50):
+        channel.publish(b"", routing_key="other")
+    assert (len(looks), answers) == (len(waiting), [])
+    channel.tx_select()
+    channel.publish(b"", routing_key="q")
+    channel.publish(b"", routing_key="r")
+    channel.tx_commit()  # one commit for two queues of each: a gate opens once
+    for thread in waiting:
+        thread.join()
+    assert answers == [True] * len(waiting) and len(looks) == 2 * len(waiting)
+    assert not broker.committer.published._readers
     broker.close()
 
 

@@ -232,12 +232,12 @@ def test_a_caller_whose_wait_is_interrupted_by_a_signal_does_not_hold_up_the_oth
 def test_growth_wakes_whoever_waits(directory: Path) -> None:
     broker = opened(directory)
     fill(broker, 1)
-    assert not broker.wait(lambda state: state.topology.queue("q").log.visible_end > 1, 0.01)
+    assert not broker.wait(lambda state: {state.topology.queue("q"): 1}, 0.01)
     writer = threading.Thread(target=fill, args=(broker, 1))
     writer.start()
-    assert broker.wait(lambda state: state.topology.queue("q").log.visible_end > 1, 30)
+    assert broker.wait(lambda state: {state.topology.queue("q"): 1}, 30)
     writer.join()
     broker.close()
     with pytest.raises(errors.StoreFailed, match="the broker is closed"):
-        broker.wait(lambda state: False, 30)
+        broker.wait(lambda state: {}, 30)
     assert os.path.isdir(directory)
