@@ -37,14 +37,16 @@ CHANNELS = UserLimit(100_000)  # 4 kB each
 CALLS = UserLimit(2000, 1000)
 PART_BYTES = UserLimit(1024 * MiB, 512 * MiB)
 CONTENT_BYTES = UserLimit(1024 * MiB, 512 * MiB)
+UNREAD_BYTES = UserLimit(512 * MiB, 256 * MiB)
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaLimits:
     """``connections``: of AMQP, logged in; a total of None is half of the files that the process may open.
     ``channels``: of AMQP and of Flight. ``calls``: of Flight, in progress. ``part_bytes``: of the parts that
-    calls are staging. ``content_bytes``: of messages of AMQP that are not whole. ``flight_connections``: None
-    is an eighth of the files. ``share``: of each bound that all users share, which one of them may have.
+    calls are staging. ``content_bytes``: of messages of AMQP that are not whole. ``unread_bytes``: of AMQP
+    output. ``flight_connections``: None is an eighth of the files. ``share``: of each bound that all users
+    share, which one of them may have.
     """
 
     connections: UserLimit = UNLIMITED
@@ -52,6 +54,7 @@ class QuotaLimits:
     calls: UserLimit = CALLS
     part_bytes: UserLimit = PART_BYTES
     content_bytes: UserLimit = CONTENT_BYTES
+    unread_bytes: UserLimit = UNREAD_BYTES
     staged: StagedLimits = field(default_factory=StagedLimits)
     flight_connections: int | None = None
     share: float = SHARE
@@ -135,6 +138,7 @@ class Quotas:
         self.calls = Quota(limits.calls, _call, shares)
         self.part_bytes = Quota(limits.part_bytes, _part, shares)
         self.content_bytes = Quota(limits.content_bytes, _content, shares)
+        self.unread_bytes = Quota(limits.unread_bytes, busy("bytes for clients", "are not read"), shares)
 
 
 def sockets() -> int:

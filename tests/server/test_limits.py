@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow.flight
 import pytest
 from pamqp import commands as c
+from pamqp.body import ContentBody
 
 from broker_core.arrow.parts import stream_of
 from broker_core.broker.access.rights import Actor
@@ -320,6 +321,50 @@ def test_calls_of_a_user_and_in_total_are_limited_and_a_client_tries_again(tmp_p
             for thread in held:
                 thread.join()
             assert amqp.count(1, "q") == 1
+
+
+def test_what_the_clients_of_a_user_leave_unread_is_limited(tmp_path: Path) -> None:
+    """One message that is requested again and again would fill the memory for everybody."""
+    limits = QuotaLimits(unread_bytes=UserLimit(total=50 * MiB, user=30 * MiB))
+    users = dict.fromkeys(USERS, "pw")
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(Broker.open(tmp_path, users=users, quotas=limits, amqp=["127.0.0.1:0"]))
+        counted = broker.quotas.unread_bytes
+
+        def unacknowledged() -> int:
+            (queue,) = broker.queues()
+            return queue.unacknowledged
+
+        def getting(user: str) -> Peer:
+            """It has requested the message and closed its channel, so that others may have the message too."""
+            where = broker.amqp_urls[0].removeprefix("amqp://")
+            peer = stack.enter_context(Peer(f"amqp://{user}:pw@{where}").opened(1))
+            peer.send(1, c.Basic.Get(queue="q"))
+            wait_until(lambda: unacknowledged() == 1)
+            peer.send(1, c.Channel.Close(reply_code=200, reply_text="", class_id=0, method_id=0))
+            wait_until(lambda: unacknowledged() == 0)
+            return peer
+
+        def reads(peer: Peer) -> int:
+            """Up to the end of its channel."""
+            size = 0
+            while not isinstance(frame := peer.receive()[1], c.Channel.CloseOk):
+                size += len(frame.value) if isinstance(frame, ContentBody) else 0
+            return size
+
+        with broker.channel() as channel:
+            channel.queue_declare("q")
+            channel.publish(bytes(12 * MiB), routing_key="q")
+        clients = [getting("ann")]
+        wait_until(lambda: counted._of_user.get("ann", 0) > 4 * MiB)
+        while len(counted) == len(clients):
+            assert counted._of_user["ann"] <= 30 * MiB
+            clients.append(getting("ann"))
+        with pytest.raises(Closed):
+            reads(clients.pop())
+        assert reads(getting("bob")) == 12 * MiB
+        assert [reads(client) for client in clients] == [12 * MiB] * len(clients)
+        wait_until(lambda: counted._total == 0)
 
 
 def test_messages_that_do_not_come_whole_are_limited_by_their_bytes(tmp_path: Path) -> None:

@@ -35,17 +35,13 @@ from broker_core.server.amqp.handlers.handler import Handler, Handlers
 from broker_core.server.amqp.handlers.points import Points
 from broker_core.server.amqp.input import Input, Resumable
 from broker_core.server.amqp.options import AmqpOptions
-from broker_core.server.amqp.ports import FLUSH_BYTES
+from broker_core.server.amqp.ports import FLUSH_BYTES, HIGH_BYTES, LOW_BYTES
 from broker_core.server.amqp.session import Session, as_amqp
 from broker_core.server.amqp.sessions import Sessions
 from broker_core.server.tls import TlsFiles, certified
 from broker_core.server.turns import Turns
 
 logger = logging.getLogger("txmq.amqp")
-
-HIGH_BYTES = 1024 * 1024  # unsent above this: consumers stop, until it is below LOW_BYTES
-LOW_BYTES = 256 * 1024
-HARD_BYTES = 16 * 1024 * 1024  # unsent above this: the broker stops reading from the client
 
 
 class Listener(handshake.AdmittingServer, Protocol):
@@ -318,8 +314,8 @@ class Connection(asyncio.Protocol):
             return
         if data:
             transport.write(data)
-            if not self.writable and transport.get_write_buffer_size() > HARD_BYTES:
-                self.pause("output")
+            if not self.writable:
+                self.sessions.count_unread(transport.get_write_buffer_size())
         if self._out.closed_for_sending and self.state is ConnectionState.closed:
             # the client ends its own half: to close both would reset what it still sends; TLS has no halves
             transport.write_eof() if transport.can_write_eof() else transport.close()

@@ -26,6 +26,9 @@ from broker_core.server.commit_queue import CommitQueue
 from broker_core.server.quotas import Quotas
 
 FLUSH_BYTES = 256 * 1024  # gathered above this: written before the tick ends
+HIGH_BYTES = 1024 * 1024  # unsent above this: consumers stop, until it is below LOW_BYTES
+LOW_BYTES = 256 * 1024
+HARD_BYTES = 16 * 1024 * 1024  # unsent above this: the broker stops reading from the client
 
 
 class Server(Protocol):
@@ -110,6 +113,9 @@ class ClientConnection(Protocol):
 
     def remove_handler(self, handler: Any) -> None:
         """Call it no more, drop what it has in ``attached``, and resume what it has paused."""
+
+    def abort(self, why: str) -> None:
+        """Close the socket at once."""
 
     def pause(self, why: object) -> None:
         """Read and carry out no more commands until each ``why`` has resumed."""

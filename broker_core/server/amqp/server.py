@@ -170,6 +170,7 @@ class AmqpServer(LoopThread):
         self.unauthenticated.leave(connection)
         self.quotas.connections.leave(connection)
         self.quotas.content_bytes.leave(connection)
+        self.quotas.unread_bytes.leave(connection)
         if not self.connections:
             self._idle_since = time.monotonic()
             self._empty.set()

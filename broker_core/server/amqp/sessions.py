@@ -19,10 +19,10 @@ from functools import partial
 from broker_core.amqp.v0_9_1.channels import reply_text
 from broker_core.broker.broker import BrokerState
 from broker_core.core.change import Change
-from broker_core.core.errors import ConnectionException, ResourceExhausted
+from broker_core.core.errors import Busy, ConnectionException, ResourceExhausted
 from broker_core.node.channel import DELETED
 from broker_core.server.amqp.input import SMALL_BYTES
-from broker_core.server.amqp.ports import ClientConnection, Server
+from broker_core.server.amqp.ports import HARD_BYTES, HIGH_BYTES, ClientConnection, Server
 from broker_core.server.amqp.session import Session
 
 logger = logging.getLogger("txmq.amqp")
@@ -66,6 +66,20 @@ class Sessions:
                 quota.enter(connection, connection.user, size_bytes)
             except ResourceExhausted as error:
                 connection.fail(0, error)
+
+    def count_unread(self, size_bytes: int) -> None:
+        """So many bytes wait for a client that does not read. A pause bounds them, except for the last
+        answer, which may be a large message. All clients of a user have a limit, beyond which it is closed.
+        """
+        quota, connection = self._server.quotas.unread_bytes, self._connection
+        quota.leave(connection)
+        if size_bytes > HARD_BYTES:
+            connection.pause("output")
+        if size_bytes > HIGH_BYTES:
+            try:
+                quota.enter(connection, connection.user, size_bytes - HIGH_BYTES)
+            except Busy as error:
+                connection.abort(error.summary)
 
     def fail(self, number: int, text: str) -> None:
         """The broker has closed the channel."""
@@ -146,6 +160,7 @@ class Sessions:
 
     def resume_deliveries(self) -> None:
         server = self._server
+        server.quotas.unread_bytes.leave(self._connection)
         if self._finish is not None:  # the connection closes
             return
         with server.broker.look as state:

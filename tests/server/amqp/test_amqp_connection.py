@@ -26,7 +26,7 @@ from broker_core.launcher import Broker
 from broker_core.node.local import LocalBroker
 from broker_core.server.access.logins import Logins
 from broker_core.server.alarm import AlarmLimits
-from broker_core.server.amqp import connection as amqp_connection
+from broker_core.server.amqp import ports
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
 from broker_core.store.memory import MemoryStore
@@ -389,7 +389,7 @@ def test_a_consumer_that_does_not_read_fills_no_memory_holds_up_nobody_and_gets_
         channel.confirm_delivery()
         for number in range(count):
             channel.basic_publish("", "slow", number.to_bytes(4, "big") * (MiB // 4))
-            assert broker.unsent_bytes() < amqp_connection.HIGH_BYTES + 2 * MiB
+            assert broker.unsent_bytes() < ports.HIGH_BYTES + 2 * MiB
             channel.basic_publish("", "quick", b"x")
             assert channel.basic_get("quick", auto_ack=True)[2] == b"x"
         assert channel.queue_declare("slow", passive=True).method.message_count > count // 2
@@ -407,10 +407,10 @@ def test_a_consumer_that_starts_on_a_connection_that_is_not_read_waits_for_it(br
                 channel.basic_publish("", queue, b"x" * MiB)
         wait_until(lambda: channel.queue_declare("second", passive=True).method.message_count == 24)
         slow.send(1, c.Basic.Consume(queue="first", consumer_tag="first", no_ack=True))
-        wait_until(lambda: broker.unsent_bytes() > amqp_connection.HIGH_BYTES)
+        wait_until(lambda: broker.unsent_bytes() > ports.HIGH_BYTES)
         slow.send(2, c.Basic.Consume(queue="second", consumer_tag="second", no_ack=True))
         wait_until(lambda: channel.queue_declare("second", passive=True).method.consumer_count == 1)
-        assert broker.unsent_bytes() < amqp_connection.HIGH_BYTES + 2 * MiB
+        assert broker.unsent_bytes() < ports.HIGH_BYTES + 2 * MiB
         tags = []
         while len(tags) < 48:
             number, frame = slow.receive()
@@ -430,8 +430,8 @@ def test_replies_that_nobody_reads_stop_the_reading_of_commands(broker: Served) 
             channel.basic_publish("", "q", number.to_bytes(4, "big") * (MiB // 4))
         for _ in range(count):
             greedy.send(1, c.Basic.Get(queue="q", no_ack=True))
-        wait_until(lambda: broker.unsent_bytes() > amqp_connection.HARD_BYTES)
-        assert broker.unsent_bytes() < amqp_connection.HARD_BYTES + 3 * MiB
+        wait_until(lambda: broker.unsent_bytes() > ports.HARD_BYTES)
+        assert broker.unsent_bytes() < ports.HARD_BYTES + 3 * MiB
         assert channel.queue_declare("q", passive=True).method.message_count > count // 2
         for number in range(count):
             greedy.expect(c.Basic.GetOk)
