@@ -48,7 +48,7 @@ APPS = [f"{engine}{app}" for engine in ("", "kafka-") for app in ("book", "copy"
 KILLED = ("driver", "broker", "client", "kafka-driver", "kafka")  # in turn
 CLIENTS = [name for name in PARTS if not name.endswith("driver") and name != "tables"]
 # Seconds between two of a kind; --pace divides them.
-EVERY_S = {"sample": 10.0, "kill": 480.0, "backup": 600.0, "tables": 900.0, "check": 2400.0}
+EVERY_S = {"sample": 10.0, "kill": 480.0, "backup": 600.0, "tables": 900.0, "check": 3600.0}
 STILL_S = 600.0  # nothing arrives any more
 BACKUPS, MB = 2, 1e6
 # What is kept for a while reaches its limit within minutes, so that what grows then is a leak.
@@ -62,6 +62,7 @@ QUEUES["expired"] = {"x-max-length": 100}
 for queue, letters in {"orders": "broken", "large": "dead"}.items():
     QUEUES[queue] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": letters}
 DEADLY = ("setpriv", "--pdeathsig", "KILL")  # a process dies with the supervisor
+MARK = "TXMQ_ENDURANCE"  # in the environment of all processes of a run: its folder
 AGAIN = 500  # acknowledgements that a lost connection may lose
 # Which numbers of a stream come where: ``body``, ``drive`` and ``picky`` of parts.py.
 PLACES: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -120,6 +121,19 @@ def judged(place: Place, *, tables: bool) -> tuple[list[str], int]:
 
 
 # -- processes -----------------------------------------------------------------------------------------------
+def end_left_overs(folder: Path) -> None:
+    """One that was about to start when its supervisor was killed may live on, over files that the next one opens."""
+    os.environ.pop(MARK, None)
+    left = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == str(folder):
+                process.kill()
+                left.append(process)
+    psutil.wait_procs(left, 60)
+    os.environ[MARK] = str(folder)  # inherited by all that this run starts
+
+
 def measure(part: Part, row: dict[str, Any]) -> None:
     """Its own process, its JVM, and all others that it has started."""
     own = psutil.Process(part.process.pid)  # a zombie has no figures
@@ -138,9 +152,10 @@ def measure(part: Part, row: dict[str, Any]) -> None:
 def size_mb(folder: Path) -> float:
     """On the disk; files may have holes, and may be deleted meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_blocks * 512
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
     return round(total / MB, 2)
 
 
@@ -289,15 +304,15 @@ class Run:
         self.note(f"backup of {size_mb(target)} MB")
 
     def tables(self) -> None:
-        self.run("tables", self.command("tables"))
+        self.run("tables", self.command("tables"), "kill")
 
-    def run(self, name: str, command: list[str]) -> None:
+    def run(self, name: str, command: list[str], *kinds: str) -> None:
         """To its end, while samples are taken."""
         log = self.folder / f"{name}.log"
         with log.open("ab") as out:
             process = subprocess.Popen([*DEADLY, *command], stdout=out, stderr=out)
         while process.poll() is None:
-            self.step("sample")
+            self.step("sample", *kinds)
         if process.returncode:
             raise SystemExit(f"{name} failed:\n{log.read_text()[-3000:]}")
 
@@ -315,7 +330,7 @@ class Run:
             before, moved = total, moved if total == before else time.monotonic()
             if time.monotonic() - moved > STILL_S:
                 raise SystemExit("\n".join([f"nothing arrives any more: {self.left()}", *faults]))
-        self.tables()
+        self.run("tables", self.command("tables"))
         faults, total = judged(self.place, tables=True)
         if faults:
             raise SystemExit("\n".join(faults))
@@ -344,6 +359,7 @@ def main() -> int:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_SUBMIT_ARGS", submit_arguments("-XX:+UseSerialGC"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    end_left_overs(folder)
     run = Run(folder, options.pace)
     try:
         run.start()

@@ -112,7 +112,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             for index, life in enumerate(lives(rows, kind, name)):
                 at, values = np.array(life).T
                 axis.plot(at / HOUR_S, values, label=None if index else name, **look)
-            axis.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="xx-small", frameon=False)
+        look = {"fontsize": "xx-small", "frameon": False, "ncols": 1 + len(names(rows, kind)) // 10}
+        axis.legend(*axis.get_legend_handles_labels(), loc="center left", bbox_to_anchor=(1.0, 0.5), **look)
         axis.set_ylabel(kind if kind == unit else f"{kind} ({unit})")
         axis.set_yscale("log" if kind == "confirm" else "linear")
     axes[-1].set_xlabel("hours")
