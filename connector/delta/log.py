@@ -150,10 +150,8 @@ def disturbed(
 
 
 def later(spark: SparkSession, table: Table, txn_app_id: str, sequence: int) -> Later:
-    """See ``TableFormat``. Goes from the newest commit to the oldest, and from a RESTORE to its version: the
-    commits between them are no part of the table any more.
-    """
-    newest_part, version, first, restored, undone = None, 0, None, 0, False
+    """See ``TableFormat``. Newest commit first, and from a RESTORE to its version: what is between is out."""
+    newest_part, version, first, restored, undone, of_others, between = None, 0, None, 0, False, 0, 0
     for commit in commits(spark, table):
         version = commit.version
         ours = restored_in(str(commit.metadata.get("txn_app_id", "")), txn_app_id) is not None
@@ -161,17 +159,18 @@ def later(spark: SparkSession, table: Table, txn_app_id: str, sequence: int) -> 
         if newest_part is not None and version > newest_part:
             undone |= is_later
         elif is_later:
-            first = version
+            first, between = version, of_others
         elif ours:
             break  # those before it are not later
         elif commit.operation == "RESTORE":
             if commit.restored_to is None:  # to a time: which version that was, is not written
-                return Later(first)
+                return Later(first, 0, between)
             restored, newest_part = restored or version, commit.restored_to
+        else:  # those of maintenance change no row
+            of_others += not commit.operation.startswith(("OPTIMIZE", "VACUUM"))
     else:
-        if version > 0:  # the log was cleaned
-            return Later(first)
-    return Later(None, restored) if undone and first is None else Later(first)
+        undone &= version == 0  # otherwise the log was cleaned
+    return Later(first, restored if undone and first is None else 0, between)
 
 
 def lacks(spark: SparkSession, table: Table, version: int, token: str) -> bool:

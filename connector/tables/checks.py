@@ -126,9 +126,7 @@ class Checks:
 
 
 def last_stored(tables: TableFormat, spark: SparkSession, table: Table, txn_app_id: str) -> tuple[int, int]:
-    """The RESTORE behind which an app was numbered last on an existing table, and its last batch there, in
-    any of its steps.
-    """
+    """The RESTORE behind which an app was numbered last on a table, and its last batch there, in any step."""
     last: dict[int, int] = {0: 0}
     names = ids_at(txn_app_id, table.locations)
     alike = txn_app_id if len(names) == 1 else txn_app_id.rpartition("/")[0]
@@ -147,9 +145,8 @@ def require_numbers(
     app_id: str,
     decided: Callable[[], int],
 ) -> int:
-    """The RESTORE behind which the next batch is numbered: the table takes each number once, and keeps those
-    of batches that a RESTORE has taken out of it. Raises CheckpointMismatch if the table holds later batches
-    of this broker than ``decided()``.
+    """The RESTORE behind which the next batch is numbered: the table takes each number once, and also keeps
+    those of batches that are undone. Raises CheckpointMismatch if it has later ones of this broker.
     """
     if not table.exists:
         return 0
@@ -157,26 +154,27 @@ def require_numbers(
     # ``decided`` is called after the table was read: another driver may decide meanwhile
     if stored <= (last_decided := decided()):
         return restored
-    version, undone = tables.later(spark, table, txn_app_id, last_decided)
+    version, undone, of_others = tables.later(spark, table, txn_app_id, last_decided)
     if undone:
         return undone
-    put_back = (
-        f"put the table back (RESTORE TABLE {in_sql(table.name)} TO VERSION AS OF {(version or 0) - 1})"
-    )
+    to, lost = (version or 0) - 1, ""
+    restore = f"RESTORE TABLE {in_sql(table.name)} TO VERSION AS OF {to}"
+    put_back = f"or, before others write to it, put the table back ({restore}), " if version else ""
+    if version and of_others:
+        put_back, lost = "", f"; a RESTORE to version {to} would also undo commits of others ({of_others})"
     raise CheckpointMismatch(
         f"table {table.name!r} holds batch {stored} of app {app_id!r}, and the broker has decided only "
         f"{last_decided}: an older copy of the broker's data was restored (nothing was consumed)",
-        f"restore the newest data, {f'or {put_back}, ' if version else ''}or use a new app_id, which appends "
-        "later batches again",
+        f"restore the newest data, {put_back}or use a new app_id, which appends later batches again (a "
+        f"broker needs `txmq app release {app_id} QUEUE --force` first){lost}",
     )
 
 
 def refuse_what_was_done_elsewhere(
     tables: TableFormat, spark: SparkSession, table: Table, app_id: str, engine: str, behind: int
 ) -> None:
-    """Raises CheckpointMismatch if the table has batches of an engine behind the one up to which this engine
-    has taken the app over (C7): their messages are read again here.
-    """
+    """Raises CheckpointMismatch if the table has batches of an engine behind the one up to which this one has
+    taken the app over (C7): they are read again here."""
     theirs = txn_app_id(app_id, engine, table.location)
     _, stored = last_stored(tables, spark, table, theirs)
     if stored > behind and not tables.later(spark, table, theirs, behind).restored:

@@ -94,10 +94,12 @@ class TableMark(NamedTuple):
 class Later(NamedTuple):
     """``version``: of the first commit of a later batch that is part of the table, as far as it is known.
     ``restored``: the version of the RESTORE that has taken all of them out of it; 0 if that is not proved.
+    ``of_others``: the commits behind ``version`` that are not the app's, which a RESTORE would take out too.
     """
 
     version: int | None
     restored: int = 0
+    of_others: int = 0
 
 
 class TableFormat(Protocol):

@@ -37,6 +37,7 @@ RESUMED = (
 )
 HASHED = "tests/routing/test_consistent_hash.py::test_who_does_what_a_refusal_says_is_taken_at_once"
 PUT_BACK = "tests/spark/test_data_directories.py::test_a_table_that_is_put_back_as_the_error_says_takes_the_batches_of_restored_data"
+OTHERS_KEEP = "tests/spark/test_data_directories.py::test_who_does_what_the_error_of_a_newer_table_says_loses_no_row_of_others"
 REPLACED = "tests/spark/test_tables_changed.py::test_a_change_is_not_done_on_a_table_that_replaces_its_own_and_never_silently"
 SALVAGED = "tests/store/test_salvage.py::test_flipped_bytes_in_the_catalog_never_make_a_message_another_one"
 BY_HAND = "what is done by hand depends on what others did; that the error comes before any effect: "
@@ -70,7 +71,7 @@ ADVICE: dict[str, str] = {
     "and this engine has no ledger of the app": RESUMED,
     "had other messages than here": RESUMED,
     "and this engine, which wrote that": PUT_BACK,
-    "and the broker has decided only": PUT_BACK,
+    "and the broker has decided only": OTHERS_KEEP,
     "the catalog holds a record that cannot be read": SALVAGED,
     "the catalog {path} is damaged": SALVAGED,
     "see `txmq broker salvage`: {what}": "tests/server/test_skip_damaged.py::test_what_is_damaged_is_left_out_and_the_rest_flows",

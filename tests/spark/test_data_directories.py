@@ -23,6 +23,8 @@ from connector.ledger.delta_ledger import DeltaLedger
 from connector.tables.commit_id import CommitId, txn_app_id
 from tests.spark.conftest import Rig
 from tests.spark.pipelines import delta_rows, delta_transactions
+from tests.spark.test_tables_changed import run_sql
+from txmq.cli import main
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
@@ -44,7 +46,7 @@ class Place:
     def close(self) -> None:
         self.rig.broker.close()
 
-    def run(self, *bodies: str, **more: Any) -> None:
+    def run(self, *bodies: str, app_id: str = "app", **more: Any) -> None:
         """One query over ``bodies``, each of them a micro-batch."""
 
         def fn(batch: DataFrame, tx: BatchTransaction) -> None:
@@ -53,10 +55,10 @@ class Place:
         for body in bodies:
             self.rig.publish("in", body)
         each = transactional(
-            fn, url=self.rig.broker.url, app_id="app", ledger=str(self.ledger), ledger_sync=True, **more
+            fn, url=self.rig.broker.url, app_id=app_id, ledger=str(self.ledger), ledger_sync=True, **more
         )
         stream = self.rig.stream(
-            "in", maxOffsetsPerTrigger=1, **({"onNewCheckpoint": "resume"} if more else {})
+            "in", app_id, maxOffsetsPerTrigger=1, **({"onNewCheckpoint": "resume"} if more else {})
         )
         writer = stream.writeStream.foreachBatch(each).option(
             "checkpointLocation", self.rig.checkpoint(self.checkpoint)
@@ -148,36 +150,91 @@ def test_by_sql_alone_a_batch_that_is_too_far_back_in_its_table_stops_the_query_
     assert [entry.sequence for entry in place.rig.broker.engine.unapplied("app")] == [2]
 
 
+def stopped(place: Place, *bodies: str) -> str:
+    with pytest.raises(Exception) as raised:
+        place.run(*bodies, on_new_checkpoint="resume")
+    error = cause(raised.value)
+    assert isinstance(error, CheckpointMismatch), raised.value
+    return str(error)
+
+
+def restores(text: str) -> list[str]:
+    return re.findall(r"RESTORE TABLE \S+ TO VERSION AS OF \d+", text)
+
+
+@pytest.mark.parametrize("what", ["others write", "VACUUM"])
+def test_who_does_what_the_error_of_a_newer_table_says_loses_no_row_of_others(
+    place: Place, what: str
+) -> None:
+    place.run("a")
+    behind_its_table(place, "b", "c")
+    lake = f"delta.`{place.table}`"
+    if what == "others write":
+        place.spark.sql(f"INSERT INTO {lake} VALUES ('of somebody')")
+        text = stopped(place, "b", "c")
+        assert "would also undo commits of others (1)" in text and restores(text) == []
+    else:
+        run_sql(place, [f"OPTIMIZE {lake}", f"VACUUM {lake} RETAIN 0 HOURS"])
+        text = stopped(place, "b", "c")
+        (restore,) = restores(text)  # maintenance is no row of others
+        with pytest.raises(Exception, match="Not all files from version"):
+            place.spark.sql(restore).collect()
+    (release,) = re.findall(r"`txmq (app release .*?)`", text)
+    options = ["--yes", "--url", place.rig.broker.url]
+    assert main([*release.replace("QUEUE", "in").split(), *options]) == 0
+    place.checkpoint = "of another app"
+    place.run(app_id="another", on_new_checkpoint="resume")
+    assert place.bodies() == sorted(["a", "b", "b", "c", "c"] + ["of somebody"] * (what == "others write"))
+    assert place.rig.bodies("in") == []
+
+
+def test_what_a_restore_would_take_of_others_is_counted_behind_the_first_later_batch(place: Place) -> None:
+    """Neither what they wrote before it, nor what a RESTORE has undone."""
+    place.run("a")
+    somebody = "INSERT INTO delta.`{t}` VALUES ('of somebody')"
+    identity = place.rig.broker.engine.identity()
+
+    def of_others() -> tuple[int | None, int]:
+        table = resolve(place.spark, str(place.table))
+        found = log.later(place.spark, table, txn_app_id("app", identity, table.location), 1)
+        return found.version, found.of_others
+
+    run_sql(place, [somebody], t=str(place.table))
+    place.run("b")
+    newest = of_others()
+    assert newest[1] == 0 and newest[0] is not None
+    run_sql(place, [somebody, "OPTIMIZE delta.`{t}`"], t=str(place.table))
+    place.run("c")
+    run_sql(place, ["DELETE FROM delta.`{t}` WHERE body = 'x'", somebody], t=str(place.table))
+    assert of_others() == (newest[0], 2)
+    run_sql(place, ["RESTORE TABLE delta.`{t}` TO VERSION AS OF {v}"], t=str(place.table), v=str(newest[0]))
+    assert of_others() == newest
+    run_sql(place, [somebody], t=str(place.table))
+    assert of_others() == (newest[0], 1)
+
+
 @pytest.mark.soak
 def test_a_table_that_is_put_back_as_the_error_says_takes_the_batches_of_restored_data(place: Place) -> None:
     """The same for its ledger, with batches of other programs in between, and for a second time."""
 
-    def stopped(*bodies: str) -> str:
-        with pytest.raises(Exception) as raised:
-            place.run(*bodies, on_new_checkpoint="resume")
-        error = cause(raised.value)
-        assert isinstance(error, CheckpointMismatch), raised.value
-        return str(error)
-
     def put_back(text: str) -> None:
-        found = re.search(r"\((RESTORE TABLE .* TO VERSION AS OF \d+)\)", text)
-        assert found, text
-        place.spark.sql(found[1]).collect()
+        (restore,) = restores(text)
+        place.spark.sql(restore).collect()
 
     place.run("a")
     behind_its_table(place, "b", "c")
-    text = stopped("d")
+    text = stopped(place, "d")
     place.spark.sql(f"INSERT INTO delta.`{place.table}` VALUES ('of somebody')")
-    assert stopped() == text and place.bodies() == ["a", "b", "c", "of somebody"]
-    put_back(text)
-    put_back(stopped())  # the ledger: the batch of d is decided, and in the table
+    assert restores(stopped(place)) == [] and place.bodies() == ["a", "b", "c", "of somebody"]
+    put_back(text)  # somebody means it
+    put_back(stopped(place))  # the ledger: the batch of d is decided, and in the table
     assert place.bodies() == ["a", "d"]
     for body in "ef":
         place.run(body, on_new_checkpoint="resume")
     assert place.bodies() == ["a", "d", "e", "f"]
     behind_its_table(place, "g")
-    put_back(stopped("h"))
-    put_back(stopped())
+    put_back(stopped(place, "h"))
+    put_back(stopped(place))
     place.run("i", on_new_checkpoint="resume")
     assert place.bodies() == ["a", "d", "e", "f", "h", "i"]
     engine = place.rig.broker.engine
@@ -204,7 +261,7 @@ def test_a_table_whose_older_copy_was_put_back_is_noticed_and_its_missing_batche
     place.spark.sql(f"INSERT INTO delta.`{place.table}` VALUES ('of somebody')")
     place.run("d", "e")
     (told,) = warnings()
-    assert "it had the batches 2 to 3 of app 'app'" in told and "`txmq app ledger app`" in told
+    assert "it lost the batches 2 to 3 of app 'app'" in told and "`txmq app ledger app`" in told
     assert place.bodies() == ["a", "d", "e", "of somebody"]
     place.run("f")
     place.spark.sql(f"RESTORE TABLE delta.`{place.table}` TO VERSION AS OF 0").collect()  # somebody means it

@@ -69,7 +69,7 @@ def require_done_on(spark: SparkSession, table: Table, once: CommitId) -> None:
         f"table {table.name!r} was replaced by another one (its id was {table.table_id}) while batch "
         f"{once.sequence} of app {once.app_id!r} changed it, and the new one has the change as version "
         f"{commit.version}",
-        f"take that back with RESTORE TABLE .. TO VERSION AS OF {commit.version - 1}; {UNAPPLIED}",
+        f"while it is newest, undo it: RESTORE TABLE .. TO VERSION AS OF {commit.version - 1}; {UNAPPLIED}",
     )
 
 
