@@ -64,7 +64,7 @@ from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.loaded_blocks import addresses, stamps
 from broker_core.node.local import LocalBroker
 from broker_core.node.open_channels import explain
-from broker_core.node.reader import Reader
+from broker_core.node.reader import Reader, Slices, in_groups
 from broker_core.routing.column import Routed
 from broker_core.store.port import BlockInfo
 
@@ -235,10 +235,10 @@ class EmbeddedEngine:
         Raises CheckpointMismatch, DataLoss.
         """
 
-        def work(_state: BrokerState, change: Change, _now_us: int) -> ReadPlan:
+        def work(slices: Slices, _state: BrokerState, change: Change, _now_us: int) -> ReadPlan:
             claim = self._claims.by_ranges(ticket.app_id, ticket.ranges)
             fails, transaction = ticket.fail_on_data_loss, ticket.transaction
-            plan = self._reader.plan(ticket.slices, claim, fail_on_data_loss=fails, transaction=transaction)
+            plan = self._reader.plan(slices, claim, fail_on_data_loss=fails, transaction=transaction)
             batch, ranges = MicroBatch(ticket.app_id, ticket.query_id, ticket.batch_id), ticket.ranges
             if not self._claims.reads.already(*batch, ranges):
                 counts = partial(self.batches.owners.same, ticket.app_id)
@@ -247,13 +247,16 @@ class EmbeddedEngine:
             self._claims.record_read(change, *batch, ranges)
             return plan
 
-        plan = self._run(work)
+        plan = in_groups(ticket.slices, lambda slices: self._run(partial(work, slices)))
         here("engine.read.recorded")
         return plan
 
-    def plan_browse(self, slices: Sequence[tuple[str, int, int]], *, transaction: bool = False) -> ReadPlan:
-        plan = self._reader.plan
-        return self._look(plan, slices, None, fail_on_data_loss=False, transaction=transaction)
+    def plan_browse(self, slices: Slices, *, transaction: bool = False) -> ReadPlan:
+        def look(group: Slices) -> ReadPlan:
+            plan = self._reader.plan
+            return self._look(plan, group, None, fail_on_data_loss=False, transaction=transaction)
+
+        return in_groups(slices, look)
 
     def read_plan(self, plan: ReadPlan, ticket: ReadTicket | None = None) -> Iterator[pa.RecordBatch]:
         """Returns the rows of a plan, block by block, as READ_SCHEMA. ``ticket``: of a claimed range; None
@@ -272,7 +275,7 @@ class EmbeddedEngine:
         return self.read_plan(self.open_read(ticket), ticket)
 
     def browse(
-        self, slices: Sequence[tuple[str, int, int]], *, transaction: bool = False, record: bool = False
+        self, slices: Slices, *, transaction: bool = False, record: bool = False
     ) -> Iterator[pa.RecordBatch]:
         return self.read_plan(self.plan_browse(slices, transaction=transaction))
 

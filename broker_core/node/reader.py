@@ -26,7 +26,9 @@ from broker_core.node.loaded_blocks import open_rows
 from broker_core.node.local import LocalBroker
 from broker_core.store.codec import merged_block
 
+Slices = Sequence[tuple[str, int, int]]
 PlanAgain = Callable[[str, int, int], ReadPlan]  # the same read of one slice, as of now
+GROUP = 64  # slices of one work: a request has thousands, and the others wait for the lock
 
 
 class Reader:
@@ -38,7 +40,7 @@ class Reader:
 
     def plan(
         self,
-        slices: Sequence[tuple[str, int, int]],
+        slices: Slices,
         claim: ClaimRecord | None,
         *,
         fail_on_data_loss: bool,
@@ -132,6 +134,11 @@ class Reader:
                 "read it again",
             )
         return queue
+
+
+def in_groups(slices: Slices, plan: Callable[[Slices], ReadPlan]) -> ReadPlan:
+    plans = [plan(slices[first : first + GROUP]) for first in range(0, max(1, len(slices)), GROUP)]
+    return replace(plans[0], pieces=tuple(piece for each in plans for piece in each.pieces))
 
 
 def _span(piece: Piece) -> tuple[int, int]:

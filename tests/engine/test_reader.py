@@ -5,17 +5,21 @@ deletion.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from broker_core.arrow.parts import branch_checksum
+from broker_core.arrow.rows import ReadPlan
 from broker_core.arrow.segment_files import SegmentFiles
 from broker_core.core.errors import DataLoss, MissingBranch, QueueNotFound
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch, Vector
 from broker_core.node.engine import INLINE_ROWS, EmbeddedEngine
 from broker_core.node.local import LocalBroker
+from broker_core.node.reader import GROUP, Reader, Slices
 from broker_core.store.durable import DurableStore
 
 ROWS = 1100  # of a commit: more than stays in the catalog, so each is a batch of a segment
@@ -121,6 +125,26 @@ def test_a_browser_of_a_queue_that_is_deleted_and_made_anew_reads_no_message_of_
         bed.publish(batch)
     with pytest.raises(QueueNotFound, match="deleted while it was read"):
         list(reading)
+
+
+@pytest.mark.parametrize("claimed", [True, False], ids=["of a claim", "of a browser"])
+def test_a_request_of_thousands_of_slices_holds_the_lock_for_some_at_a_time(
+    bed: Bed, claimed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slices = tuple(("q", start, start + 1) for start in range(2_000))
+    plan, together = Reader.plan, list[int]()
+
+    def counted(reader: Reader, some: Slices, *args: Any, **keywords: Any) -> ReadPlan:
+        together.append(len(some))
+        return plan(reader, some, *args, **keywords)
+
+    monkeypatch.setattr(Reader, "plan", counted)
+    if claimed:
+        ticket = replace(bed.ticket({"q": START}, bed.claim()), slices=slices)
+        assert bodies(list(bed.engine.read(ticket))) == bed.sent[:2_000]
+    else:
+        assert bodies(list(bed.engine.browse(slices))) == bed.sent[:2_000]
+    assert sum(together) == len(slices) and max(together) <= GROUP
 
 
 def test_a_replay_reads_whole_bodies_after_its_batch_is_decided_and_compaction_ran(bed: Bed) -> None:
