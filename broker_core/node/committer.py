@@ -132,6 +132,7 @@ class Committer:
         self._last_us = state.loaded.latest_us
         self.failure: StoreFailed | None = None
         self.counts = CommitCounts()
+        self.waits: Callable[[], object] = int  # called by a thread before it waits for a commit
 
     @uninterrupted
     def run(self, work: Work[T]) -> T:
@@ -173,6 +174,7 @@ class Committer:
             if mine.gate is None:
                 self.lead(mine, [mine])
             else:
+                self.waits()
                 gate.acquire()
                 _wake_next(mine)
                 if mine.leads:
@@ -210,9 +212,7 @@ class Committer:
         """Commits as the leader, and answers: ``group``, which starts with ``mine``; None: it, which waits no
         more, and all that wait now. Who had no turn waits at a ``gate``, before all others.
         """
-        done: list[Waiting] = []
-        load: list[Waiting] = []
-        left: list[Waiting] = []
+        done, load, left = (list[Waiting]() for _ in range(3))
         try:
             mine.leads = False
             if group is None:

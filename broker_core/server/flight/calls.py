@@ -17,6 +17,7 @@ import pyarrow as pa
 from broker_core.core.errors import Busy
 from broker_core.server.alarm import Alarm
 from broker_core.server.quotas import MiB, Quota, UserLimit, busy
+from broker_core.server.slots import Slots
 
 # they are short, and a client needs them to give back what it has
 UNLIMITED = ("hello", "channel.keepalive", "channel.close")
@@ -24,6 +25,8 @@ UNLIMITED = ("hello", "channel.keepalive", "channel.close")
 PUBLISHES = ("channel.publish", "channel.publish_all", "stage", "adopt", "put")
 ANSWERS, LARGE = UserLimit(128 * MiB, 32 * MiB), 64 * 1024  # bytes that clients have not read yet
 STREAMS, PIECE_BYTES = UserLimit(256 * MiB, 64 * MiB), 256 * 1024  # of streams; who has no room sends pieces
+COMPUTING = 4  # calls at once
+WAITS = "engine.wait"
 READS = 4  # of streams at once: each has a block in memory meanwhile
 SILENT = UserLimit(1000, 100)  # calls that have sent nothing yet; each holds a thread
 
@@ -45,6 +48,7 @@ class Calls:
         self._silent = Quota(SILENT, busy("calls", "have sent nothing yet"))
         self.answers = Quota(ANSWERS, busy("bytes of answers", "are not read yet"))
         self.streams = Quota(STREAMS, busy("bytes of streams", "are not read yet"))
+        self._slots = Slots(COMPUTING)
         self._reads = threading.BoundedSemaphore(READS)
         self._lock = threading.Lock()
         self._last_end = time.monotonic()
@@ -77,6 +81,12 @@ class Calls:
             self.answers.enter(holder, user, len(answer))
             if not ended(lambda: self.answers.leave(holder)):
                 self.answers.leave(holder)
+
+    def computing(self, name: str, user: str) -> contextlib.AbstractContextManager[None]:
+        """While the answer is made; a call that only waits, or is short, needs no slot."""
+        if name == WAITS or name in UNLIMITED:
+            return contextlib.nullcontext()
+        return self._slots.computing(user)
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:

@@ -29,6 +29,7 @@ from broker_core.message.message import Message
 from broker_core.node.channel import LocalChannel
 from broker_core.node.local import LocalBroker
 from broker_core.node.open_channels import ChannelHolder
+from broker_core.server import slots
 from broker_core.server.access.caller import Caller
 from broker_core.server.flight import call_permissions
 from broker_core.server.flight.call_permissions import CallPermissions
@@ -89,6 +90,7 @@ class FlightChannels:
         self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
         broker.open_channels.add_listener(self.close_one, call_permissions.clients.connections)
+        broker.committer.waits = slots.free
 
     @property
     def count(self) -> int:
@@ -126,7 +128,7 @@ class FlightChannels:
             raise errors.RemoteProtocolError(
                 f"a channel has no call {word!r}; client and broker are of different versions"
             )
-        with entry.lock:
+        with slots.holding(entry.lock):
             if entry.ended:
                 raise _gone(call.channel)
             if word == "take_returned":  # it says what has come, so it may be repeated

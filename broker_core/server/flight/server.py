@@ -125,7 +125,8 @@ class FlightServer:
                 if action not in PUBLISHES:
                     _check_size(action, body.size)
                 kind, _, word = action.rpartition(".")
-                answer = self._answer(caller, kind, word, body)
+                with self._calls.computing(action, caller.identity.user):
+                    answer = self._answer(caller, kind, word, body)
                 failpoint.here(f"server.reply.{word}")
                 self._calls.answered(answer, caller.identity.user, call.ended)
                 return messages.answer(answer)
