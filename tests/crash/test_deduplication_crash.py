@@ -21,7 +21,7 @@ from tests.page_blocks import code
 
 pytestmark = pytest.mark.crash
 
-QUEUE, END = "orders", b"end"
+QUEUE, END = "events", b"end"
 MESSAGES = [b"%d" % number for number in range(9)]
 KILLS = 3
 

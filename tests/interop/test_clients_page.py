@@ -1,8 +1,8 @@
-"""``docs/clients.md`` is true: its Python blocks print what is shown below them.
+"""The quickstart and ``docs/clients.md`` are true: their Python blocks print what is shown below them.
 
 Not here: the Java and Go programs (``test_java.py``, ``test_go.py``).
-Invariant: blocks run in the order of the page, against one broker, each in a process of its own, as a reader
-would run them.
+Invariant: blocks run in the order of the pages, against one broker, each in a process of its own, as a reader
+would run them who keeps the data directory.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import NamedTuple
 import pytest
 
 from tests.amqp_server import AmqpServed, serving
+from tests.page_blocks import code as page_code
 from tests.progress import GUARD_S
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = "".join((ROOT / "docs" / name).read_text() for name in ("clients.md", "commit_tokens.md"))
+PAGES = ("README.md", "docs/clients.md", "docs/commit_tokens.md")
+PAGE = "".join((ROOT / name).read_text() for name in PAGES)
 # a block, and right below it what it prints
 SHOWN = r"```python\n((?:(?!```).)*)```\n```\n((?:(?!```).)*)```"
 
@@ -41,7 +43,7 @@ def blocks() -> list[Block]:
     return found
 
 
-PLAIN = [block for block in blocks() if block.section != "Celery"]
+PLAIN = [block for block in blocks() if block.section not in ("Quickstart: Spark", "Celery")]
 
 
 @pytest.fixture(scope="module")
@@ -87,15 +89,15 @@ def test_a_python_block_prints_what_the_page_says(
 
 
 @pytest.mark.txmq_only
-def test_the_quickstart_of_the_readme_prints_what_it_says_and_runs_again(tmp_path: Path) -> None:
-    ((code, output),) = [
-        shown
-        for shown in re.findall(SHOWN, (ROOT / "README.md").read_text(), re.DOTALL)
-        if "pika" in shown[0]
-    ]
-    with serving(tmp_path / "data") as broker:
-        assert run_block(here(code, broker), tmp_path) == output == "1 in invoices\n"
-        assert run_block(here(code, broker), tmp_path) == "2 in invoices\n"
+def test_the_quickstart_runs_again_and_programs_of_other_pages_run_at_its_broker(
+    page_broker: AmqpServed, tmp_path: Path
+) -> None:
+    (quickstart,) = [block for block in PLAIN if block.section == "Quickstart: AMQP"]
+    assert quickstart.output.startswith("1 in ")
+    assert run_block(here(quickstart.code, page_broker), tmp_path).startswith("2 in ")
+    for page, function, more in (("deduplication", "send", ""), ("delays", "remind", ", 0")):
+        program = page_code(f"docs/{page}.md", f"def {function}(")
+        run_block(f"{program}\n{function}({page_broker.amqp_url!r}, b'again'{more})", tmp_path)
 
 
 @pytest.mark.txmq_only
