@@ -252,7 +252,7 @@ def test_s3_a_range_resolves_after_it_was_settled_and_acked(bench: Bench) -> Non
 def test_s3_a_range_that_was_never_claimed_is_a_lineage_error(bench: Bench) -> None:
     bench.produce(b"a", b"b")
     bench.claim()
-    with pytest.raises(CheckpointMismatch, match="never given"):
+    with pytest.raises(CheckpointMismatch, match="never claimed"):
         bench.ranges({"in": START}, {"in": 1})
 
 
