@@ -17,7 +17,7 @@ from broker_core.message.deduplication import COST_BYTES, HEADER
 from broker_core.message.properties import Properties
 from broker_core.node.committer import changes
 from broker_core.routing import memory
-from broker_core.server.http.management.rows import exchange_row
+from broker_core.server.http.management.rabbitmq_rows import exchange_row
 from tests.broker.conftest import Node, declared
 from tests.broker.test_deduplication import ONCE, QUEUE, records, with_id
 

@@ -14,7 +14,7 @@ from broker_core.broker.queue import Queue
 from broker_core.node.open_channels import ChannelHolder
 from broker_core.server.http.call import DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import looks
-from broker_core.server.http.management import rows
+from broker_core.server.http.management import rabbitmq_rows
 from broker_core.server.http.management.listing import counted_list, list_of, one_of
 from broker_core.server.http.refusal import denied, not_found
 from broker_core.server.http.route import Route
@@ -31,7 +31,7 @@ def _connections(call: HttpCall) -> list[Row]:
     """Those of the virtual host and of the user of the path, if it names them."""
     vhost, user = call.params.get("vhost"), call.params.get("user")
     rows = [
-        rows.connection_row(each)
+        rabbitmq_rows.connection_row(each)
         for each in call.served.connections()
         if _sees(call, each.user) and vhost in (None, each.vhost) and user in (None, each.user)
     ]
@@ -47,7 +47,7 @@ def _connection(call: HttpCall) -> ConnectionInfo:
 
 
 def _connection_row(call: HttpCall) -> Row:
-    return rows.connection_row(_connection(call))
+    return rabbitmq_rows.connection_row(_connection(call))
 
 
 def _close(call: HttpCall) -> HttpAnswer:
@@ -70,7 +70,7 @@ def _channels(call: HttpCall) -> Iterator[tuple[Channel, ChannelHolder]]:
 
 
 def _channel_rows(call: HttpCall) -> list[Row]:
-    return [rows.channel_row(channel, holder) for channel, holder in _channels(call)]
+    return [rabbitmq_rows.channel_row(channel, holder) for channel, holder in _channels(call)]
 
 
 def _channels_of(call: HttpCall) -> list[Row]:
@@ -81,9 +81,9 @@ def _channels_of(call: HttpCall) -> list[Row]:
 def _channel(call: HttpCall) -> Row:
     for channel, holder in _channels(call):
         if holder.id == call.params["name"]:
-            row = rows.channel_row(channel, holder)
+            row = rabbitmq_rows.channel_row(channel, holder)
             consumers = list(channel.consumers.values())
-            row["consumer_details"] = rows.consumer_rows("", channel, holder, consumers)
+            row["consumer_details"] = rabbitmq_rows.consumer_rows("", channel, holder, consumers)
             return row
     raise not_found() if looks(call.caller) else denied(OBJECT)
 
@@ -92,7 +92,7 @@ def _consumers(call: HttpCall, queue: str = "") -> list[Row]:
     return [
         row
         for channel, holder in _channels(call)
-        for row in rows.consumer_rows(queue, channel, holder, list(channel.consumers.values()))
+        for row in rabbitmq_rows.consumer_rows(queue, channel, holder, list(channel.consumers.values()))
     ]
 
 

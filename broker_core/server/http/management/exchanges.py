@@ -13,7 +13,7 @@ from broker_core.broker.topology.topology import Topology
 from broker_core.core.change import Change
 from broker_core.routing.exchange import Binding, Exchange
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
-from broker_core.server.http.management import rows
+from broker_core.server.http.management import rabbitmq_rows
 from broker_core.server.http.management.listing import counted_list, hosts, list_of, one_of
 from broker_core.server.http.management.queues import there
 from broker_core.server.http.refusal import bad_request, not_found
@@ -30,7 +30,7 @@ def _exchanges(call: HttpCall) -> list[Row]:
         names = sorted(topology.exchanges)
         policies = topology.policies.of_all(names, "exchanges")
         found += [
-            rows.exchange_row(topology.exchanges[name], topology.vhost, policy)
+            rabbitmq_rows.exchange_row(topology.exchanges[name], topology.vhost, policy)
             for name, policy in zip(names, policies, strict=True)
         ]
     return found
@@ -38,7 +38,7 @@ def _exchanges(call: HttpCall) -> list[Row]:
 
 def _exchange_row(call: HttpCall) -> Row:
     found = exchange(call, call.params["name"])
-    return rows.exchange_row(found, call.vhost, call.topology.policies.of(found.name, "exchanges"))
+    return rabbitmq_rows.exchange_row(found, call.vhost, call.topology.policies.of(found.name, "exchanges"))
 
 
 def exchange(call: HttpCall, name: str) -> Exchange[Queue]:
@@ -88,7 +88,11 @@ def _delete(call: HttpCall) -> HttpAnswer:
 
 # -- bindings ------------------------------------------------------------------------------------------------
 def _defaults(topology: Topology) -> list[Row]:
-    return [rows.default_binding(queue) for _, queue in sorted(topology.queues.items()) if not queue.replies]
+    return [
+        rabbitmq_rows.default_binding(queue)
+        for _, queue in sorted(topology.queues.items())
+        if not queue.replies
+    ]
 
 
 def _taken(call: HttpCall, topology: Topology, take: Callable[[Exchange[Queue]], list[Binding]]) -> list[Row]:
@@ -98,7 +102,7 @@ def _taken(call: HttpCall, topology: Topology, take: Callable[[Exchange[Queue]],
         if name:
             with call.served.broker.look:
                 bindings = take(each)
-            found += [rows.binding_row(name, binding, topology.vhost) for binding in bindings]
+            found += [rabbitmq_rows.binding_row(name, binding, topology.vhost) for binding in bindings]
     return found
 
 
@@ -112,7 +116,7 @@ def _bindings(call: HttpCall) -> list[Row]:
 
 def _bindings_to(call: HttpCall, target: Queue | Exchange[Queue]) -> list[Row]:
     found = _taken(call, call.topology, lambda each: each.bindings_to(target))
-    return [rows.default_binding(target), *found] if isinstance(target, Queue) else found
+    return [rabbitmq_rows.default_binding(target), *found] if isinstance(target, Queue) else found
 
 
 def _bindings_from(call: HttpCall) -> list[Row]:
@@ -121,7 +125,7 @@ def _bindings_from(call: HttpCall) -> list[Row]:
         return _defaults(call.topology)
     with call.served.broker.look:
         found = source.bindings
-    return [rows.binding_row(source.name, each, call.vhost) for each in found]
+    return [rabbitmq_rows.binding_row(source.name, each, call.vhost) for each in found]
 
 
 def _to_queue(call: HttpCall) -> list[Row]:
@@ -185,7 +189,7 @@ def _change_binding(
 
     call.served.broker.run(work)
     call.record(f"{kind}.{word}", vhost=call.vhost, destination=name, source=source, routing_key=routing_key)
-    return name, rows.properties_key(routing_key, arguments)
+    return name, rabbitmq_rows.properties_key(routing_key, arguments)
 
 
 _ONE, _BETWEEN = "/api/exchanges/{vhost}/{name}", "/api/bindings/{vhost}/e/{source}/{kind}/{destination}"

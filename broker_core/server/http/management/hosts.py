@@ -11,7 +11,7 @@ from broker_core.broker.topology.topology import Topology
 from broker_core.core import password as passwords
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import Need
-from broker_core.server.http.management import rows
+from broker_core.server.http.management import rabbitmq_rows
 from broker_core.server.http.management.listing import hosts, list_of, one_of
 from broker_core.server.http.refusal import bad_request, not_found
 from broker_core.server.http.route import Route, read, read_all
@@ -34,8 +34,8 @@ def _vhost_row(call: HttpCall, topology: Topology) -> Row:
         "metadata": {"description": "", "tags": []},
         "tracing": False,
         "cluster_state": {NODE: "running"},
-        **rows.totals(topology.tally.total, unacked, rate),
-        "message_stats": rows.stats(counts, rate, unacked),
+        **rabbitmq_rows.totals(topology.tally.total, unacked, rate),
+        "message_stats": rabbitmq_rows.stats(counts, rate, unacked),
     }
 
 

@@ -15,7 +15,7 @@ from broker_core import __version__
 from broker_core.routing.exchange_types import EXCHANGE_TYPES
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import Need, looks, visible
-from broker_core.server.http.management import rows
+from broker_core.server.http.management import rabbitmq_rows
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import read, read_list
 from broker_core.server.http.served import NODE, Served
@@ -72,8 +72,8 @@ def _overview(call: HttpCall) -> dict[str, object]:
         "erlang_version": f"Python {platform.python_version()}",
         "disable_stats": False,
         "enable_queue_totals": False,
-        "message_stats": rows.stats(counts, rate, unacked),
-        "queue_totals": rows.totals(messages, unacked, rate),
+        "message_stats": rabbitmq_rows.stats(counts, rate, unacked),
+        "queue_totals": rabbitmq_rows.totals(messages, unacked, rate),
         "object_totals": {
             "queues": queues,
             "exchanges": exchanges,

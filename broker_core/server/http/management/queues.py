@@ -12,7 +12,7 @@ from broker_core.broker.queue import Queue
 from broker_core.core.change import Change
 from broker_core.message.arguments import check_reserved
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
-from broker_core.server.http.management import rows
+from broker_core.server.http.management import rabbitmq_rows
 from broker_core.server.http.management.channels import consumers_of
 from broker_core.server.http.management.listing import hosts, one_of, paged
 from broker_core.server.http.refusal import bad_request, not_found
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def _queues(call: HttpCall) -> object:
-    show = partial(rows.queue_row, rates=call.served.rates)
+    show = partial(rabbitmq_rows.queue_row, rates=call.served.rates)
     queues = [queue for each in hosts(call) for _, queue in sorted(each.queues.items()) if not queue.replies]
     return paged(call, queues, partial(call.served.broker.map_under_lock, show=show))
 
@@ -37,7 +37,9 @@ def there(call: HttpCall) -> Queue:
 
 def _one(call: HttpCall) -> Row:
     queue = there(call)
-    (row,) = call.served.broker.map_under_lock([queue], partial(rows.queue_row, rates=call.served.rates))
+    (row,) = call.served.broker.map_under_lock(
+        [queue], partial(rabbitmq_rows.queue_row, rates=call.served.rates)
+    )
     row |= {"consumer_details": consumers_of(call, queue), "deliveries": [], "incoming": []}
     return row
 
