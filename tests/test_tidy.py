@@ -372,7 +372,7 @@ BUDGETS = {
     "broker_core/micro_batch": 2155,
     "broker_core/node": 3816,
     "broker_core/routing": 2595,
-    "broker_core/server": 15_138,
+    "broker_core/server": 15_143,
     "broker_core/store": 4167,
     "connector": 1580,
     "connector/batch": 1_925,

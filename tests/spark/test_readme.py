@@ -51,7 +51,7 @@ def test_the_first_stream_prints_what_the_readme_says_and_goes_on_where_it_ended
     with txmq.Broker.open(tmp_path / "first-stream" / "data"):  # ends the one that the script has started
         pass
     with serving(tmp_path / "data") as broker:  # the next block, in the same directory
-        assert run_block(here(code("README.md", "import pika"), broker), tmp_path) == "1 in invoices\n"
+        assert run_block(here(code("README.md", "import pika"), broker), tmp_path) == "1 in answers\n"
 
 
 def _run(folder: Path) -> str:

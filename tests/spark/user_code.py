@@ -510,7 +510,9 @@ def no_frame(batch: DataFrame, tx: BatchTransaction, effects: Effects, pipeline:
                 operation()
             except OptionError as error:
                 refused.append(error.summary)
-    assert len(refused) == 6 * len(no_frames) and all(" of a " in each for each in refused), refused
+    assert len(refused) == 6 * len(no_frames) and all(" got rows of the type " in each for each in refused), (
+        refused
+    )
     tx.reject(given)
 
 
@@ -575,7 +577,7 @@ REFUSED: dict[str, tuple[Way, str]] = {
         (kept_batch, "of another batch"),
         (frame_in_another_query, "would consume its rows too"),
         (evolves_to_an_interval, "unsupported data types: [lasts"),
-        (no_frame, "tx.reject of a DataFrame: give a DataFrame of Spark"),
+        (no_frame, "tx.reject got rows of the type DataFrame: give a DataFrame of Spark"),
         (exits, "raised SystemExit: the function has had enough"),
         (cancelled, "raised CancelledError"),
         (interrupted, "raised KeyboardInterrupt: the time is over"),
