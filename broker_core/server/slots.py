@@ -1,8 +1,7 @@
 """How many threads compute at once for calls. They share one interpreter: with each one that computes, all
 others wait longer for it, and so does the loop of AMQP.
 
-Not here: how many calls may be in progress (``quotas.py``), and who reads a block
-(``flight/calls.py``).
+Not here: how many calls may be in progress (``quotas.py``), and who reads a block (``flight/calls.py``).
 Invariant: who waits for a commit or for a channel has no slot, and waits for none after it, so that none of
 these waits for a slot.
 """
