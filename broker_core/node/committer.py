@@ -132,7 +132,7 @@ class Committer:
         self._last_us = state.loaded.latest_us
         self.failure: StoreFailed | None = None
         self.counts = CommitCounts()
-        self.waits: Callable[[], object] = int  # called by a thread before it waits for a commit
+        self.waits: Callable[[], None] = lambda: None  # called by a thread before it waits for a commit
 
     @uninterrupted
     def run(self, work: Work[T]) -> T:

@@ -56,6 +56,20 @@ def limited(folder: Path, *options: str) -> Iterator[AmqpServed]:
         yield served
 
 
+@contextlib.contextmanager
+def in_process(folder: Path, limits: QuotaLimits) -> Iterator[tuple[Broker, Callable[[str], Peer]]]:
+    """A broker of this process with these limits and the three users, and what connects one of them to it."""
+    with contextlib.ExitStack() as stack:
+        users = dict.fromkeys(USERS, "pw")
+        broker = stack.enter_context(Broker.open(folder, users=users, quotas=limits, amqp=["127.0.0.1:0"]))
+        where = broker.amqp_urls[0].removeprefix("amqp://")
+
+        def client(user: str) -> Peer:
+            return stack.enter_context(Peer(f"amqp://{user}:pw@{where}").opened(1))
+
+        yield broker, client
+
+
 def connected(served: AmqpServed, user: str, *channels: int) -> Peer:
     return Peer(f"amqp://{user}:pw@{served.host}:{served.port}").opened(*channels)
 
@@ -326,9 +340,7 @@ def test_calls_of_a_user_and_in_total_are_limited_and_a_client_tries_again(tmp_p
 def test_what_the_clients_of_a_user_leave_unread_is_limited(tmp_path: Path) -> None:
     """One message that is requested again and again would fill the memory for everybody."""
     limits = QuotaLimits(unread_bytes=UserLimit(total=50 * MiB, user=30 * MiB))
-    users = dict.fromkeys(USERS, "pw")
-    with contextlib.ExitStack() as stack:
-        broker = stack.enter_context(Broker.open(tmp_path, users=users, quotas=limits, amqp=["127.0.0.1:0"]))
+    with in_process(tmp_path, limits) as (broker, client):
         counted = broker.quotas.unread_bytes
 
         def unacknowledged() -> int:
@@ -337,8 +349,7 @@ def test_what_the_clients_of_a_user_leave_unread_is_limited(tmp_path: Path) -> N
 
         def getting(user: str) -> Peer:
             """It has requested the message and closed its channel, so that others may have the message too."""
-            where = broker.amqp_urls[0].removeprefix("amqp://")
-            peer = stack.enter_context(Peer(f"amqp://{user}:pw@{where}").opened(1))
+            peer = client(user)
             peer.send(1, c.Basic.Get(queue="q"))
             wait_until(lambda: unacknowledged() == 1)
             peer.send(1, c.Channel.Close(reply_code=200, reply_text="", class_id=0, method_id=0))
@@ -363,21 +374,15 @@ def test_what_the_clients_of_a_user_leave_unread_is_limited(tmp_path: Path) -> N
         with pytest.raises(Closed):
             reads(clients.pop())
         assert reads(getting("bob")) == 12 * MiB
-        assert [reads(client) for client in clients] == [12 * MiB] * len(clients)
+        assert [reads(each) for each in clients] == [12 * MiB] * len(clients)
         wait_until(lambda: counted._total == 0)
 
 
 def test_messages_that_do_not_come_whole_are_limited_by_their_bytes(tmp_path: Path) -> None:
     """Each connection may have some, and one peer may have many connections."""
     limits = QuotaLimits(content_bytes=UserLimit(total=8 * MiB, user=5 * MiB))
-    users = dict.fromkeys(USERS, "pw")
-    with contextlib.ExitStack() as stack:
-        broker = stack.enter_context(Broker.open(tmp_path, users=users, quotas=limits, amqp=["127.0.0.1:0"]))
+    with in_process(tmp_path, limits) as (broker, client):
         counted = broker.quotas.content_bytes
-
-        def client(user: str) -> Peer:
-            where = broker.amqp_urls[0].removeprefix("amqp://")
-            return stack.enter_context(Peer(f"amqp://{user}:pw@{where}").opened(1))
 
         def begun(user: str, size: int) -> Peer:
             """It has sent all but the end of a message."""
