@@ -256,9 +256,10 @@ class Run:
 
     def fresh(self, name: str) -> Any:
         """The numbers of a file since the last look."""
-        numbers = self.place.numbers(name).read()
-        start, self.read[name] = self.read.get(name, len(numbers)), len(numbers)
-        return numbers[start:]
+        numbers = self.place.numbers(name)
+        fresh = numbers.read(self.read.setdefault(name, len(numbers)))
+        self.read[name] += len(fresh)
+        return fresh
 
     def waiting(self) -> dict[str, dict[str, float]]:
         """Depths and ages of queues, and the lags of apps; of a server that is down, none."""
@@ -324,12 +325,16 @@ class Run:
             part.signal_group(signal.SIGTERM)
             part.finish(120)
         before, moved = -1, time.monotonic()
-        while self.left():
-            self.step("sample")
+        while True:
+            depth = self.waiting()["depth"]
             faults, total = judged(self.place, tables=False)
+            left = [name for name in (*TOPICS, "dead", *APPS) if depth.get(name) != 0] + faults
+            if not left:
+                break
             before, moved = total, moved if total == before else time.monotonic()
             if time.monotonic() - moved > STILL_S:
-                raise SystemExit("\n".join([f"nothing arrives any more: {self.left()}", *faults]))
+                raise SystemExit("\n".join(["nothing arrives any more:", *left]))
+            self.step("sample")
         self.run("tables", self.command("tables"))
         faults, total = judged(self.place, tables=True)
         if faults:
@@ -339,11 +344,6 @@ class Run:
         for part in senders:
             part.start()
             self.parts[part.name] = part
-
-    def left(self) -> list[str]:
-        depth = self.waiting()["depth"]
-        faults, _ = judged(self.place, tables=False)
-        return [name for name in (*TOPICS, "dead", *APPS) if depth.get(name) != 0] + faults
 
 
 def main() -> int:

@@ -57,8 +57,11 @@ class Numbers:
         with self.path.open("ab", buffering=0) as file:
             file.write(array("q", record))
 
-    def read(self) -> Any:
-        return np.fromfile(self.path, "<i8")
+    def __len__(self) -> int:
+        return self.path.stat().st_size // 8
+
+    def read(self, start: int = 0) -> Any:
+        return np.fromfile(self.path, "<i8", offset=8 * start)
 
 
 class Place:
@@ -151,7 +154,7 @@ def send(place: Place, stream: str) -> None:
         with SENDERS[stream](place) as publish:
             due = time.monotonic()
             while not ENDED.wait(max(0.0, due - time.monotonic())):
-                first = CHUNK * len(begun.read())
+                first = CHUNK * len(begun)
                 begun.append(first)
                 publish([body(first + number) for number in range(CHUNK)])
                 certain.append(first)
