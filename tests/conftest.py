@@ -111,7 +111,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if not OUTCOMES.isdisjoint(getattr(item, "fixturenames", ())):
                 item.add_marker(pytest.mark.xdist_group(str(item.path)))
         return
-    skip = pytest.mark.skip(reason="make soak ROUNDS=n")
+    skip = pytest.mark.skip(reason="only in `make soak`")
     for item in items:
         if item.get_closest_marker("soak"):  # a keyword is also the name of a directory
             item.add_marker(skip)

@@ -3,9 +3,9 @@ Java that go together, in environments of their own under ``.venv/matrix``. ``--
 docs/test_matrix.md.
 
 Every pair of a Spark and a Python is run, and every Spark on the oldest and the newest Java that it starts on. What
-the machine does not have is named. The first Python of a Spark runs every test of the crash table; the others run
-one test of each of its rows. An environment is built while another one is tested. An outcome without a failure is
-kept with its commit: what was interrupted goes on where it was.
+the machine does not have is named, and so is why a test was skipped. The first Python of a Spark runs every test of
+the crash table; the others run one test of each of its rows. An environment is built while another one is tested. An
+outcome without a failure is kept with its commit: what was interrupted goes on where it was.
 
 Not here: the tests (``JOBS``), which are those of the suite.
 """
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -108,13 +109,27 @@ class Cell:
 @dataclass(frozen=True)
 class Outcome:
     passed: int
-    skipped: int
+    skipped: dict[str, int]  # why -> how many
     failed: tuple[str, ...]
 
     def __str__(self) -> str:
         parts = [f"{self.passed} passed"]
-        parts += [f"{self.skipped} skipped"] if self.skipped else []
+        parts += [f"{sum(self.skipped.values())} skipped"] if self.skipped else []
         return ", ".join([*parts, *([f"**{len(self.failed)} failed**"] if self.failed else [])])
+
+
+@dataclass(frozen=True)
+class Row:
+    cell: Cell
+    outcomes: dict[str, Outcome]  # of the jobs that were run
+
+    def __str__(self) -> str:
+        told = [str(self.outcomes.get(job, "-")) for job in JOBS]
+        return f"| {' | '.join([*self.cell.names, *told])} |"
+
+    @property
+    def well(self) -> bool:
+        return not any(outcome.failed for outcome in self.outcomes.values())
 
 
 # -- what the machine has ------------------------------------------------------------------------------------
@@ -214,7 +229,7 @@ def ran(cell: Cell, python: Path, tests: Sequence[str]) -> Outcome:
             command, cwd=ROOT, env=surroundings(cell, python), capture_output=True, text=True, timeout=LIMIT_S
         )
         if not report.exists():
-            return Outcome(0, 0, (done.stderr[-500:] or done.stdout[-500:],))
+            return Outcome(0, {}, (done.stderr[-500:] or done.stdout[-500:],))
         outcome = counted(report)
     if outcome.failed:
         print(done.stdout[-4000:], file=sys.stderr)
@@ -224,9 +239,9 @@ def ran(cell: Cell, python: Path, tests: Sequence[str]) -> Outcome:
 def counted(report: Path) -> Outcome:
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
-    skipped = sum(case.find("skipped") is not None for case in cases)
+    skipped = Counter(each.get("message", "") for case in cases for each in case.findall("skipped"))
     failed = tuple(str(case.get("name")) for case in bad)
-    return Outcome(len(cases) - len(failed) - skipped, skipped, failed)
+    return Outcome(len(cases) - len(failed) - skipped.total(), dict(skipped), failed)
 
 
 class Kept:
@@ -279,33 +294,26 @@ def one_of_each_row(tests: Iterable[str]) -> list[str]:
 def tests_of(cell: Cell, job: str, python: Path) -> Sequence[str]:
     if cell.whole or job != CRASH_TABLE:
         return JOBS[job]
-    command = [python, "-m", "pytest", "-q", "--collect-only", *JOBS[job]]
+    command = [python, "-m", "pytest", "-q", "--collect-only", "-m", "not soak", *JOBS[job]]
     told = subprocess.run(
         command, cwd=ROOT, env=surroundings(cell, python), capture_output=True, text=True, timeout=LIMIT_S
     )
     return one_of_each_row(told.stdout.splitlines()) or JOBS[job]
 
 
-def row(cell: Cell, python: Path, kept: Kept, jobs: Collection[str] = tuple(JOBS)) -> tuple[str, bool]:
-    """A row of the table, and whether all is well. What is not of ``jobs`` is not run."""
-    outcomes: list[Outcome | None] = []
-    for name in JOBS:
-        if name not in jobs:
-            outcomes.append(None)
-            continue
+def row(cell: Cell, python: Path, kept: Kept, jobs: Collection[str] = tuple(JOBS)) -> Row:
+    """What is not of ``jobs`` is not run."""
+    outcomes: dict[str, Outcome] = {}
+    for name in (job for job in JOBS if job in jobs):
         begun = time.monotonic()
-        outcomes.append(
-            kept.outcome(cell, name, lambda job=name: ran(cell, python, tests_of(cell, job, python)))
-        )
+        outcome = kept.outcome(cell, name, lambda job=name: ran(cell, python, tests_of(cell, job, python)))
         seconds = time.monotonic() - begun
-        print(
-            f"{' '.join(cell.names)}: {name}: {outcomes[-1]} ({seconds:.0f} s)", file=sys.stderr, flush=True
-        )
-    told = ["-" if each is None else str(each) for each in outcomes]
-    return f"| {' | '.join([*cell.names, *told])} |", not any(each and each.failed for each in outcomes)
+        print(f"{' '.join(cell.names)}: {name}: {outcome} ({seconds:.0f} s)", file=sys.stderr, flush=True)
+        outcomes[name] = outcome
+    return Row(cell, outcomes)
 
 
-def rows(cells: Sequence[Cell], jobs: Collection[str] = tuple(JOBS)) -> Iterator[tuple[str, bool]]:
+def rows(cells: Sequence[Cell], jobs: Collection[str] = tuple(JOBS)) -> Iterator[Row]:
     """The rows in turn; the environments are built ahead of them."""
     kept = Kept(ROOT / ".venv" / "matrix" / "outcomes.json", commit())
     with ThreadPoolExecutor(1) as builder:
@@ -328,16 +336,30 @@ def planned(
     return found, notes
 
 
-def table(lines: Iterable[str], missing: Sequence[str], notes: Sequence[str], day: datetime.date) -> str:
+def why_skipped(found: Sequence[Row]) -> str:
+    """The reasons that the tests gave; "" if none was skipped."""
+    parts = []
+    for job in JOBS:
+        counts: dict[str, set[int]] = {}
+        for outcome in (each.outcomes[job] for each in found if job in each.outcomes):
+            for why, count in outcome.skipped.items():
+                counts.setdefault(why, set()).add(count)
+        told = [f"{' or '.join(map(str, sorted(counts[why])))} ({why})" for why in sorted(counts)]
+        parts += [f"under {job} {', '.join(told)}"] if told else []
+    return f"Skipped: {'; '.join(parts)}." if parts else ""
+
+
+def table(found: Sequence[Row], missing: Sequence[str], notes: Sequence[str], day: datetime.date) -> str:
     head = ["pyspark", "delta-spark", "Python", "JDK", *JOBS]
-    shown = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *lines]
-    absent = [f"Not on that machine, and not run: {', '.join(missing)}."] if missing else []
+    shown = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *map(str, found)]
     parts = [
-        "The crash table is whole with the first Python of a Spark, and one test of each row with the others."
+        f"Run on {day.isoformat()} by `make matrix`.",
+        "The crash table is whole with the first Python of a Spark, and one test of each row with the others.",
     ]
-    parts += ["-: not run."]
-    first = " ".join([f"Run on {day.isoformat()} by `make matrix`.", *parts, *absent, *notes])
-    return "\n".join([first, "", *shown, ""])
+    parts += ["-: not run."] if any(job not in each.outcomes for each in found for job in JOBS) else []
+    parts += [f"Not on that machine, and not run: {', '.join(missing)}."] if missing else []
+    why = why_skipped(found)
+    return "\n".join([" ".join([*parts, *notes]), "", *shown, "", *([why, ""] if why else [])])
 
 
 def main() -> int:
@@ -358,17 +380,17 @@ def main() -> int:
     sparks = [spark for spark in SPARKS if spark.spark in only] or SPARKS
     versions = [python for python in versions if python.version in only] or versions
     found, notes = planned(sparks, versions, chosen)
-    done: list[tuple[str, bool]] = []
+    done: list[Row] = []
     text = ""
     for each in rows(found, given.job or JOBS):
         done.append(each)
-        absent = [f"| {' | '.join([*cell.names, *'-' * len(JOBS)])} |" for cell in found[len(done) :]]
-        text = table([*(line for line, _ in done), *absent], missing, notes, datetime.date.today())
+        absent = [Row(cell, {}) for cell in found[len(done) :]]
+        text = table([*done, *absent], missing, notes, datetime.date.today())
         if given.write:
             before, _, rest = PAGE.read_text().partition(BEGIN)
             PAGE.write_text(f"{before}{BEGIN}{text}\n{END}{rest.partition(END)[2]}")
     print(text)
-    return 0 if all(well for _, well in done) else 1
+    return 0 if all(each.well for each in done) else 1
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests import matrix
-from tests.matrix import Cell, Java, Outcome, Python, Spark
+from tests.matrix import Cell, Java, Outcome, Python, Row, Spark
 
 SPARKS = [Spark("1", "a"), Spark("2", "b")]
 VERSIONS = [Python(name, Path(name)) for name in ("3.10", "3.11", "3.12")]
@@ -61,22 +61,55 @@ def test_the_environment_of_the_demo_has_versions_of_that_of_the_tests() -> None
 
 def test_an_outcome_counts_tests_and_names_those_that_failed(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
-    cases = ["", "<skipped/>", "<failure/>", "<error/>"]
+    why = '<skipped type="pytest.skip" message="no disk">t.py:1: no disk</skipped>'
+    cases = ["", why, "<failure/>", "<error/>", why]
     text = "".join(f'<testcase name="t{number}">{inside}</testcase>' for number, inside in enumerate(cases))
     report.write_text(f"<testsuites><testsuite>{text}</testsuite></testsuites>")
     outcome = matrix.counted(report)
-    assert outcome == Outcome(1, 1, ("t2", "t3"))
-    assert str(outcome) == "1 passed, 1 skipped, **2 failed**"
+    assert outcome == Outcome(1, {"no disk": 2}, ("t2", "t3"))
+    assert str(outcome) == "1 passed, 2 skipped, **2 failed**"
+
+
+def test_a_row_says_what_was_run_and_fails_with_its_tests() -> None:
+    cell = Cell(SPARKS[0], VERSIONS[0], HOMES[0])
+    good = Row(cell, {"sink": Outcome(3, {}, ())})
+    assert str(good) == "| 1 | a | 3.10 | 17 | - | 3 passed | - | - | - | - |"
+    assert good.well and Row(cell, {}).well
+    assert not Row(cell, {"sink": Outcome(3, {}, ()), "source": Outcome(0, {}, ("t",))}).well
 
 
 def test_the_table_says_what_was_not_there_and_what_does_not_start() -> None:
-    text = matrix.table(
-        ["| a |"], ["Python 3.9"], ["Spark 1 does not start on JDK 25 (x)."], datetime.date(2026, 1, 2)
-    )
-    assert text.startswith(
+    cell = Cell(SPARKS[0], VERSIONS[0], HOMES[0])
+    notes, day = ["Spark 1 does not start on JDK 25 (x)."], datetime.date(2026, 1, 2)
+    begin = (
         "Run on 2026-01-02 by `make matrix`. The crash table is whole with the first Python of a Spark, and one test of "
-        "each row with the others. -: not run. Not on that machine, and not run: Python 3.9. "
-        "Spark 1 does not start on JDK 25 (x).\n\n| pyspark | delta-spark | Python | JDK | source |"
+        "each row with the others. "
+    )
+    end = (
+        "Not on that machine, and not run: Python 3.9. Spark 1 does not start on JDK 25 (x).\n\n"
+        "| pyspark | delta-spark | Python | JDK | source |"
+    )
+    whole = Row(cell, {job: Outcome(1, {}, ()) for job in matrix.JOBS})
+    assert matrix.table([whole], ["Python 3.9"], notes, day).startswith(begin + end)
+    part = matrix.table([whole, Row(cell, {})], ["Python 3.9"], notes, day)
+    assert part.startswith(f"{begin}-: not run. {end}")
+    assert part.endswith(f"|\n{whole}\n{Row(cell, {})}\n"), "and nothing was skipped"
+
+
+def test_under_the_table_stands_why_tests_were_skipped() -> None:
+    old, new = (Cell(spark, VERSIONS[0], HOMES[0]) for spark in SPARKS)
+    found = [
+        Row(
+            old, {"source": Outcome(9, {"needs Spark 2": 3}, ()), "crash table": Outcome(9, {"soak": 19}, ())}
+        ),
+        Row(
+            new,
+            {"source": Outcome(9, {"only on Spark 1": 4}, ()), "crash table": Outcome(9, {"soak": 1}, ())},
+        ),
+        Row(new, {"crash table": Outcome(9, {"soak": 19}, ())}),
+    ]
+    assert matrix.table(found, [], [], datetime.date(2026, 1, 2)).splitlines()[-1] == (
+        "Skipped: under source 3 (needs Spark 2), 4 (only on Spark 1); under crash table 1 or 19 (soak)."
     )
 
 
@@ -153,7 +186,7 @@ def test_outcomes_without_a_failure_are_kept_with_their_commit(tmp_path: Path) -
         runs.append("run")
         return outcome
 
-    good, bad = Outcome(3, 1, ()), Outcome(3, 0, ("t",))
+    good, bad = Outcome(3, {"no disk": 1}, ()), Outcome(3, {}, ("t",))
     assert matrix.Kept(file, "a").outcome(cell, "source", lambda: run(good)) == good
     assert matrix.Kept(file, "a").outcome(cell, "sink", lambda: run(bad)) == bad
     assert len(runs) == 2
@@ -171,3 +204,13 @@ def test_the_other_pythons_run_one_test_of_each_row_of_the_crash_table() -> None
     kept = matrix.one_of_each_row(lines)
     assert [line.partition("::")[2] for line in kept] == [names[0], names[2], names[3], names[4]]
     assert [cell.whole for cell in matrix.cells(SPARKS, VERSIONS, HOMES)] == [True, False, False] * 2
+
+
+@pytest.mark.slow
+def test_the_test_of_a_row_of_the_crash_table_is_one_that_runs() -> None:
+    """Not one of ``make soak``, which is skipped: the row would have no test on this Python."""
+    home = Java("", Path(os.environ.get("JAVA_HOME", "/")))
+    cell = Cell(SPARKS[0], Python("", Path(sys.executable)), home, whole=False)
+    chosen = matrix.tests_of(cell, matrix.CRASH_TABLE, Path(sys.executable))
+    assert len(chosen) > 10
+    assert {*chosen} <= _collected("-m", "not soak", *matrix.JOBS[matrix.CRASH_TABLE])

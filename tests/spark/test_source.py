@@ -18,8 +18,8 @@ from tests.progress import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
-ADMITTED = pytest.mark.skipif(not has_admission_control(), reason="Spark 4.1: docs/versions.md")
-UNADMITTED = pytest.mark.skipif(has_admission_control(), reason="Spark 4.1 alone")
+ADMITTED = pytest.mark.skipif(not has_admission_control(), reason="needs Spark 4.2")
+UNADMITTED = pytest.mark.skipif(has_admission_control(), reason="only on Spark 4.1")
 
 
 def bodies(rows: list[Any]) -> list[str]:

@@ -17,7 +17,7 @@ from connector.stream.spark_version import has_admission_control
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
-    pytest.mark.skipif(has_admission_control(), reason="Spark 4.2 has admission control"),
+    pytest.mark.skipif(has_admission_control(), reason="only on Spark 4.1"),
 ]
 
 WRAPPER = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
