@@ -29,6 +29,7 @@ from tests.claims import claims, plain
 from txmq.command.declare import ROOT as ROOT_COMMAND
 
 ROOT = Path(__file__).parents[1]
+FORM = ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")])
 SOURCES = [
     path
@@ -400,7 +401,7 @@ def test_the_page_of_errors_has_each_code_once_and_says_which_calls_may_be_repea
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", [*PAGES, FORM], ids=lambda path: path.name)
 def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
     text = page.read_text()
     lines = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines()
