@@ -29,8 +29,9 @@ ROOT = Path(__file__).resolve().parents[1]
 ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
 KAFKA_ARCHIVE = Path(sys.prefix) / "kafka-classes.jsa"
 # A JVM of a test lives for seconds: what an optimizing compiler costs never pays. Loading the classes fills the
-# metaspace, and must not collect all garbage each time it grows.
-OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m"
+# metaspace, and must not collect all garbage each time it grows. With one compiler there is room for 48 MB of code:
+# a session fills that in half a minute, and from then on compiles what was thrown away, a quarter of its CPU time.
+OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m -XX:ReservedCodeCacheSize=240m"
 # What a query leaves dies soon: with a third of the heap for it, collections were a twelfth of the CPU time of a session.
 YOUNG = "-Xmn512m"
 AS_USERS_DO = {
