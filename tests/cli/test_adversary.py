@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,12 +174,14 @@ def test_a_reader_that_has_ended_is_no_error(hostile: str) -> None:
 
 def test_a_broker_that_hangs_is_an_error_within_seconds(tmp_path: Path) -> None:
     """The commands wait for it at the same time."""
-    commands = ["queue list", "status", "queue purge q --yes", "app list", "top"]
     with serving(tmp_path / "d") as hung, contextlib.ExitStack() as running:
+        words_of = ("queue list", "status", "queue purge q --yes", "app list", "top")
+        commands = [*(f"{words} --url {hung.url}" for words in words_of), f"status --data {tmp_path / 'd'}"]
         os.kill(hung.pid, signal.SIGSTOP)
+        began = time.monotonic()
         waiting = [
             subprocess.Popen(
-                [sys.executable, "-m", "txmq", *words.split(), "--url", hung.url],
+                [sys.executable, "-m", "txmq", *words.split()],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -190,6 +193,8 @@ def test_a_broker_that_hangs_is_an_error_within_seconds(tmp_path: Path) -> None:
         for words, each in zip(commands, waiting, strict=True):
             out, told = each.communicate()
             assert each.returncode in (1, 4) and out == "" and told.count("\n") == 1, (words, told)
+            assert not words.startswith("status") or each.returncode == 4
+        assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(

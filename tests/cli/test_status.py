@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
-import time
 from pathlib import Path
 
 import pika
@@ -19,7 +17,6 @@ from broker_core.server import status as status_reader
 from broker_core.server.alarm import AlarmLimits
 from broker_core.server.amqp.options import AmqpOptions
 from tests.cli.test_accounts import Shell, shell
-from tests.server.conftest import end_broker
 from txmq.admin import status
 
 __all__ = ["shell"]
@@ -108,21 +105,6 @@ def test_no_broker_is_exit_code_4_and_none_is_started(shell: Shell, tmp_path: Pa
         (tmp_path / "data" / "endpoint.json").write_text(text.replace(str(broker.port), str(other.port)))
         assert shell.code("status", "--data", str(tmp_path / "data")) == 4
     assert shell.code("status", "--data", str(tmp_path / "nothing")) == 1
-
-
-def test_a_broker_that_hangs_is_said_within_seconds(shell: Shell, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    shell.run("queue", "declare", "q", "--data", str(data))
-    pid = json.loads((data / "endpoint.json").read_text())["pid"]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        began = time.monotonic()
-        assert shell.code("status", "--data", str(data)) == 4
-        assert time.monotonic() - began < 30
-    finally:
-        os.kill(pid, signal.SIGCONT)
-        end_broker(data)
 
 
 def test_it_needs_a_tag(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ from tests.progress import GUARD_S
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    gc.collect()
     gc.disable()
     yield
     gc.enable()

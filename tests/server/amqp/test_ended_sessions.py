@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from pamqp import commands
 
+from broker_core.node import upkeep
 from broker_core.server.amqp.connection import Connection
 from tests.amqp_in_process import Served, ended, serving
 from tests.amqp_peer import Peer, content
@@ -20,7 +21,8 @@ B, C, H, Q, T = commands.Basic, commands.Connection, commands.Channel, commands.
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(upkeep, "TICK_S", 0.02)  # it keeps the channel that it has looked at last until it looks again
     with serving() as found:
         yield found
 

@@ -515,6 +515,7 @@ def test_a_client_that_has_sent_much_behind_an_error_still_comes_to_its_close_ok
         client.send(0, commands.Connection.CloseOk())
         with pytest.raises(Closed):
             client.receive()
+        client.abort()
         wait_until(lambda: not served.server.connections, "its socket is closed")
 
 

@@ -26,7 +26,7 @@ from broker_core.flight.authorization import Basic
 from broker_core.launcher import Broker
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.flight import connection_limit as entrances
-from broker_core.server.flight import listener, messages
+from broker_core.server.flight import listener, messages, server
 from broker_core.server.flight.calls import ANSWERS, LARGE, SILENT, Calls
 from broker_core.server.flight.connection_limit import FlightConnectionLimit, peer_of
 from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer
@@ -156,8 +156,11 @@ def test_calls_without_a_login_take_no_thread_are_not_read_for_long_and_others_a
         assert found.most < found.before + 50
 
 
-def test_calls_of_a_user_who_was_deleted_are_not_read_for_long(tmp_path: Path) -> None:
+def test_calls_of_a_user_who_was_deleted_are_not_read_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The way to end a flood of somebody with a login."""
+    monkeypatch.setattr(server, "GRACE_S", 0.2)  # for calls that nobody reads
     with serving(tmp_path) as broker, knock(broker) as client:
         limit = broker.server.connection_limit
         calls(client, "DoAction", 1, HEADER, EMPTY)

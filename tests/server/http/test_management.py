@@ -133,7 +133,15 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def often() -> Iterator[None]:
+    """A sample each half second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("broker_core.server.http.server.INTERVAL_S", 0.5)
+        yield
+
+
+@pytest.fixture(scope="module")
+def world(often: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with serving(tmp_path_factory.mktemp("http")) as broker:
         add_people(broker)
         made = World(broker)
@@ -215,7 +223,7 @@ def test_users_who_may_enter_nowhere_are_listed(world: World) -> None:
     assert "watcher" in listed and not {"guest", "boss", "plain"} & listed
 
 
-def test_what_is_delivered_got_and_come_again_is_counted(tmp_path: Path) -> None:
+def test_what_is_delivered_got_and_come_again_is_counted(often: None, tmp_path: Path) -> None:
     with serving(tmp_path) as broker:
         api = Api(broker.http_urls[0])
         url = broker.amqp_urls[0].replace("//", "//guest:guest@")
@@ -299,8 +307,7 @@ def test_definitions_are_in_rabbitmqs_format(world: World) -> None:
     assert "users" not in one and "vhost" not in one["queues"][0]
 
 
-def test_rates_are_those_of_the_last_seconds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker_core.server.http.server.INTERVAL_S", 0.5)
+def test_rates_are_those_of_the_last_seconds(world: World) -> None:
     with world.broker.channel() as channel:
         channel.queue_declare("rated")
 
