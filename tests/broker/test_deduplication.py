@@ -164,6 +164,7 @@ def queue(request: pytest.FixtureRequest, node: Node) -> Node:
     return node
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("again", WAYS)
 @pytest.mark.parametrize("first", WAYS)

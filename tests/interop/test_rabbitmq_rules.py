@@ -382,7 +382,9 @@ def test_an_auto_delete_exchange_with_many_bindings_goes_with_the_last_of_them(
 # -- frames --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "taken"), [(3_500, True), (5_000, False), (100_000, False)])
+@pytest.mark.parametrize(
+    ("size", "taken"), [(3_500, True), (5_000, False), pytest.param(100_000, False, marks=pytest.mark.soak)]
+)
 def test_a_frame_above_4096_bytes_is_refused_until_another_size_is_negotiated(
     url: str, size: int, taken: bool
 ) -> None:

@@ -18,7 +18,10 @@ from pamqp import commands as c
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
+from broker_core.client.broker import BrokerClient
 from broker_core.core import errors
+from broker_core.launcher import Broker
+from broker_core.server.flight import channels
 from tests.amqp_peer import Peer
 from tests.amqp_server import AmqpServed, serving
 from tests.progress import wait_until
@@ -134,6 +137,7 @@ def test_20_a_prepared_transaction_is_durable_invisible_and_decided_by_name_from
     assert json.loads(txmq(broker, "list", "--json")) == []
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("decision", ["commit", "rollback"])
 @pytest.mark.parametrize("forgets", ["amqp", "python", "cli"])
 def test_20_who_prepared_it_hears_of_a_decision_by_hand_until_it_forgets_that_also_after_a_kill(
@@ -283,10 +287,16 @@ def test_18_a_client_limits_the_open_time_of_its_transactions_below_that_of_the_
 
 @pytest.mark.slow
 def test_18_a_python_client_limits_the_open_time_of_its_transactions_and_reads_their_id(
-    broker: AmqpServed,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker rolls back what is open for longer by itself: the client may hang."""
-    with broker.client() as client, client.channel() as channel, client.channel() as other:
+    monkeypatch.setattr(channels, "LOOK_S", 0.1)
+    with (
+        Broker.open(tmp_path / "data") as broker,
+        BrokerClient(broker.url) as client,
+        client.channel() as channel,
+        client.channel() as other,
+    ):
         channel.queue_declare("q")
         channel.publish(b"a", routing_key="q")
         channel.tx_select()
