@@ -22,7 +22,8 @@ B, C, H, Q, T = commands.Basic, commands.Connection, commands.Channel, commands.
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(upkeep, "TICK_S", 0.02)  # it keeps the channel that it has looked at last until it looks again
+    # the upkeep keeps the channel that it has looked at last until it looks again
+    monkeypatch.setattr(upkeep, "TICK_S", 0.02)
     with serving() as found:
         yield found
 
