@@ -243,7 +243,7 @@ def _load_queues(
     for queue in state.queues:
         queue.loaded(clean=image.clean)
     for topology in state.virtual_hosts.by_name.values():
-        topology.tally.total = sum(queue.kept for queue in topology.every_queue())
+        topology.tally.total = sum(queue.depth for queue in topology.every_queue())
         topology.memory.add(sum(exchange.size_bytes for exchange in topology.exchanges.values()))
 
 

@@ -24,7 +24,7 @@ from broker_core.arrow.parts import branch_checksum, check_part, parts, signed
 from broker_core.arrow.rows import ReadPlan
 from broker_core.broker.access.rights import OWNER, Actor
 from broker_core.broker.batch import overview
-from broker_core.broker.batch.branch import NOWHERE, Asked, PartRows, StagedLimits, inline_rows
+from broker_core.broker.batch.branch import NOWHERE, Epoch, PartRows, StagedLimits, inline_rows
 from broker_core.broker.batch.extent import offsets
 from broker_core.broker.batch.micro_batch import MicroBatches
 from broker_core.broker.batch.owners import public_entry
@@ -360,7 +360,7 @@ class EmbeddedEngine:
             self._forget(unkept)
         return self._stage(header, first, pieces, rights) if pieces else []
 
-    def _rights(self) -> Asked:
+    def _rights(self) -> Epoch:
         """Returns the rights that are asked next: from before the question, so never of a later epoch."""
         rights = self._actor.rights
         return None if rights is None else rights.now
@@ -374,7 +374,7 @@ class EmbeddedEngine:
         return entering_rows(self._actor.rights, self._state.topology, rows, most, look)
 
     def _stage(
-        self, header: BranchHeader, first: int, pieces: Sequence[PartRows], rights: Asked
+        self, header: BranchHeader, first: int, pieces: Sequence[PartRows], rights: Epoch
     ) -> list[tuple[int, int]]:
         appended, by = [each.stored.block_id for each in pieces if each.stored is not None], self._actor
         try:

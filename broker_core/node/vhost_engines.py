@@ -60,7 +60,7 @@ class VhostEngines:
     def size(self) -> int:
         """Returns how many attempts, branches, claims and decided batches there are, of all."""
         of = [engine.batches for engine in self.all()]
-        return sum(each.branches.kept() + each.claims.size() + each.ledger.size() for each in of)
+        return sum(each.branches.size() + each.claims.size() + each.ledger.size() for each in of)
 
     def staged_bytes(self) -> int:
         """Returns the bytes of all parts that are staged, and neither published nor applied."""

@@ -161,7 +161,7 @@ def _state(queue: Queue, offset: int) -> str:
         return "unknown"
     if queue.progress.is_settled(offset):
         return "settled"
-    if offset in queue.ready.held:
+    if offset in queue.ready.unacked:
         return "held"
     return "claimed" if queue.owner and queue.progress.claimed.contains(offset) else "ready"
 

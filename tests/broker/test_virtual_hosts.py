@@ -325,7 +325,7 @@ def test_the_messages_of_a_virtual_host_are_counted_as_they_come_and_go(
                 node.restart()
                 channel, held = node.broker.channel(vhost=SALES), []
         topology = node.broker.state.of(SALES).topology
-        assert topology.tally.total == sum(queue.kept for queue in topology.queues.values())
+        assert topology.tally.total == sum(queue.depth for queue in topology.queues.values())
         assert 0 <= topology.tally.total <= 6
     node.broker.close()
 

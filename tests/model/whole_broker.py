@@ -247,7 +247,7 @@ class WholeBroker(RuleBasedStateMachine):
                 (
                     fetched(self.broker, queue, offset).body,
                     "taken"
-                    if offset in queue.ready.held or queue.progress.claimed.contains(offset)
+                    if offset in queue.ready.unacked or queue.progress.claimed.contains(offset)
                     else "ready",
                 )
                 for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)

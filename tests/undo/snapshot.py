@@ -160,7 +160,7 @@ def _walk_object(value: Any, path: str, found: dict[str, object], seen: dict[int
         fields["_heap"] = sorted(
             entry
             for entry in value._heap
-            if entry[1] not in value._held and not value._progress.is_settled(entry[1])
+            if entry[1] not in value._unacked and not value._progress.is_settled(entry[1])
         )
         fields["_offsets"] = fields["_popped"] = fields["_forgotten"] = ()
     elif isinstance(value, DueIndex):  # in which order it has looked at them is nobody's concern

@@ -43,7 +43,7 @@ _RECORD_BYTES = 256  # of a part, about
 _TOUCHED_S = 3600  # the first part that arrives so much later updates the attempt's time
 
 Sums: TypeAlias = list[tuple[int, int]]  # rows and checksum of each part
-Asked: TypeAlias = tuple[str, object] | None  # ``Rights.now`` of who was asked; None: not known
+Epoch: TypeAlias = tuple[str, object] | None  # ``Rights.now`` that permitted rows; None: unknown
 NOWHERE = Routed({}, 0, [])
 
 
@@ -169,7 +169,7 @@ class Branches:
         self._of_app: dict[str, dict[str, None]] = {}  # tokens of open attempts
         self._parts: dict[str, dict[int, PartRecord]] = {}  # branch -> part number -> part
         self._by_token: dict[str, set[str]] = {}
-        self.asked: dict[str, Asked] = {}  # token -> with which rights all of its parts were asked
+        self.epochs: dict[str, Epoch] = {}  # token -> which rights permitted all of its parts
         for record in records:
             if isinstance(record, AttemptRecord):
                 self._attempts[record.token] = record
@@ -197,12 +197,12 @@ class Branches:
         for token in {*self._attempts, *self._by_token}:
             self.room.restore(token, user_in(token), is_open=token in self._attempts)
             for part in self.of_token(token):
-                self.room.count(token, taken(part))
+                self.room.count(token, cost(part))
 
     def knows(self, app_id: str) -> bool:
         return bool(self._of_app.get(app_id))
 
-    def kept(self) -> int:
+    def size(self) -> int:
         """Returns how many attempts and branches there are."""
         return len(self._attempts) + len(self._parts)
 
@@ -222,8 +222,8 @@ class Branches:
         self._undo.item(self._attempts, token)
         attempt = self._attempts.pop(token, None)
         if attempt is not None:
-            self._undo.item(self.asked, token)
-            self.asked.pop(token, None)
+            self._undo.item(self.epochs, token)
+            self.epochs.pop(token, None)
             self._undo.leave(self._of_app, attempt.app_id, token)
             self.room.close(token)
             change.drop(AttemptRecord, (token, attempt.vhost))
@@ -232,16 +232,16 @@ class Branches:
         """Returns which attempts are to be dropped before ``user`` stages ``more`` bytes: older ones of the
         app, oldest first, whose drivers this one has replaced. Raises TransactionTooLarge.
         """
-        token, known, room = header.token, self._attempts.get(header.token), self.room
+        token, attempt, room = header.token, self._attempts.get(header.token), self.room
         payer = room.payer(token, user)
         over = room.over(payer, more)
         if over <= 0 or not more:
             return []
-        app_id = header.app_id if known is None else known.app_id
+        app_id = header.app_id if attempt is None else attempt.app_id
         others = [self._attempts[each] for each in self._of_app.get(app_id, ()) if app_id and each != token]
         found = []
         for other in sorted(others, key=lambda other: other.opened_at):
-            if over > 0 and (known is None or other.opened_at <= known.opened_at):
+            if over > 0 and (attempt is None or other.opened_at <= attempt.opened_at):
                 found.append(other.token)
                 over -= room.bytes_of(other.token) if room.payer(other.token, user) == payer else 0
         if over > 0:
@@ -281,15 +281,15 @@ class Branches:
         found = self._parts.get(branch, {})
         return [found[number] for number in sorted(found)]
 
-    def stage(self, state: BrokerState, change: Change, part: PartRecord, asked: Asked = None) -> None:
-        """Adds a part, which ``asked`` permit. Staging the same (branch, part) again changes nothing."""
+    def stage(self, state: BrokerState, change: Change, part: PartRecord, rights: Epoch = None) -> None:
+        """Adds a part, which ``rights`` permit. Staging the same (branch, part) again changes nothing."""
         if self.part(part.branch, part.part) is not None:
             return
-        before = self.asked.get(part.token) if part.token in self._by_token else asked
-        self._undo.item(self.asked, part.token)
-        self.asked[part.token] = asked if asked == before else None
+        before = self.epochs.get(part.token) if part.token in self._by_token else rights
+        self._undo.item(self.epochs, part.token)
+        self.epochs[part.token] = rights if rights == before else None
         self._keep(part)
-        self.room.count(part.token, taken(part))
+        self.room.count(part.token, cost(part))
         change.put(part)
         if part.block_id:
             change.names.append(part.block_id)
@@ -394,7 +394,7 @@ class Branches:
             return
         self._undo.append((self._keep, part))
         self._unkeep(part)
-        self.room.count(part.token, -taken(part))
+        self.room.count(part.token, -cost(part))
         change.drop(PartRecord, (part.branch, part.part, part.vhost))
         if part.block_id:
             state.blocks.unhold(change, part.block_id)
@@ -422,7 +422,7 @@ def expected_parts(branches: Branches, header: BranchHeader, first: int, expecte
     return found if found == expected else []
 
 
-def taken(part: PartRecord) -> int:
+def cost(part: PartRecord) -> int:
     """Returns the bytes that a part takes: its rows, and its record, which names a target."""
     return part.size_bytes + _RECORD_BYTES + len(json.dumps(part.target))
 

@@ -195,8 +195,8 @@ def _commits(
         else:
             try:
                 block = read_block(run.block_id)
-            except NotLoaded as wanted:
-                missing.append(wanted)
+            except NotLoaded as error:
+                missing.append(error)
                 found = count = empty
             else:
                 column = np.asarray(block.column("commit_sequence").take(pa.array(run.rows())))

@@ -20,7 +20,7 @@ import pyarrow as pa
 from broker_core.arrow.parts import part_checksum, signed, stream_of
 from broker_core.broker.access.rights import OWNER, Actor
 from broker_core.broker.access.users import name_in, write_key
-from broker_core.broker.batch.branch import Asked, Branches, PartRows, Sums, attempt_of, expected_parts, taken
+from broker_core.broker.batch.branch import Branches, Epoch, PartRows, Sums, attempt_of, cost, expected_parts
 from broker_core.broker.batch.owners import AppOwners, StagedRights, public_entry
 from broker_core.broker.batch.queue_logs import QueueLogs
 from broker_core.broker.broker import BrokerState
@@ -120,10 +120,10 @@ class MicroBatches:
         pieces: Sequence[PartRows],
         now_us: int,
         actor: Actor = OWNER,
-        asked: Asked = None,
+        rights: Epoch = None,
     ) -> list[tuple[int, int]]:
         """Stages the parts from ``first`` on, all or none, and returns (rows, checksum) of each. Bytes of a
-        part that is already staged are forgotten. ``asked``: the rights that permit the rows.
+        part that is already staged are forgotten. ``rights``: those that permit the rows.
 
         An app over its limit of staged bytes loses older attempts first. Raises AccessRefused, BatchDecided,
         MissingBranch, ExchangeNotFound, TransactionTooLarge.
@@ -131,20 +131,20 @@ class MicroBatches:
         header = self.owners.own_header(actor, header)
         self.owners.require_attempt(change, actor, header)
         unkept = {each.stored.block_id for each in pieces if each.stored is not None}
-        known = [self._known(header, part, each.rows) for part, each in enumerate(pieces, first)]
+        earlier = [self._staged_part(header, part, each.rows) for part, each in enumerate(pieces, first)]
         staged = [
             self._part(header, part, each) if before is None else before
-            for part, (each, before) in enumerate(zip(pieces, known, strict=True), first)
+            for part, (each, before) in enumerate(zip(pieces, earlier, strict=True), first)
         ]
-        new = [record for record, before in zip(staged, known, strict=True) if before is None]
-        for superseded in self.branches.superseded(header, sum(map(taken, new)), actor.user):
+        new = [record for record, before in zip(staged, earlier, strict=True) if before is None]
+        for superseded in self.branches.superseded(header, sum(map(cost, new)), actor.user):
             self._drop(change, superseded, now_us)
         if new:
             self.owners.take_token(change, actor, header)
         for record in new:
             self.branches.open(change, attempt_of(header, now_us, self.vhost), actor.user)
             self.branches.touch(change, header.token, now_us)
-            self.branches.stage(self._state, change, record, asked)
+            self.branches.stage(self._state, change, record, rights)
             unkept.discard(record.block_id)
         change.forgets += sorted(unkept)
         return [(record.rows, record.checksum) for record in staged]
@@ -152,7 +152,7 @@ class MicroBatches:
     def staged(self, header: BranchHeader, first: int, expected: Sums, actor: Actor) -> Sums:
         return expected_parts(self.branches, self.owners.own_header(actor, header), first, expected)
 
-    def _known(self, header: BranchHeader, part: int, rows: pa.RecordBatch) -> PartRecord | None:
+    def _staged_part(self, header: BranchHeader, part: int, rows: pa.RecordBatch) -> PartRecord | None:
         """Returns the part if it is staged. Raises MissingBranch if it is a different one."""
         staged = self.branches.part(header.branch, part)
         if staged is not None and staged.rows != rows.num_rows:

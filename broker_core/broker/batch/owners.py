@@ -201,7 +201,7 @@ class StagedRights:
             return
         for queue in queues:
             command_permissions.read_queue(rights, queue)
-        if self._branches.asked.get(token) == rights.now:
+        if self._branches.epochs.get(token) == rights.now:
             return
         missing: list[NotLoaded] = []
         for part in parts:

@@ -73,7 +73,7 @@ def require_free(found: Sequence[DamagedEntries]) -> None:
                 f"app {queue.owner!r} has claimed damaged messages of {queue.full_name}",
                 f"stop its query and run `txmq app release {queue.owner} {queue.name} --force` first",
             )
-        if any(offset in queue.ready.held for offset in range(start, end)):
+        if any(offset in queue.ready.unacked for offset in range(start, end)):
             raise PreconditionFailed(
                 f"damaged messages of {queue.full_name} are held by a consumer or a prepared transaction",
                 f"close or decide it first: `txmq connection channels --queue {queue.name}` and `txmq tx "

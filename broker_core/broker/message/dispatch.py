@@ -102,7 +102,7 @@ class Dispatch:
                 return sent
             if queue.consumers.publishers is None:
                 credit = ready[0].credit if len(ready) == 1 else sum(consumer.credit for consumer in ready)
-                if 1 < len(ready) <= credit // PIECE and credit <= queue.messages - len(queue.ready.held):
+                if 1 < len(ready) <= credit // PIECE and credit <= queue.messages - len(queue.ready.unacked):
                     # There is enough for all consumers: each gets all it has credit for at once, so that it
                     # acks consecutive entries.
                     queue.consumers.turn(ready[0])
@@ -118,7 +118,7 @@ class Dispatch:
                     else:
                         taken = self._give_round(queue, ready, entries, rows, settles)
                 except BaseException:  # no entry is lost, whatever a consumer's connection raises
-                    queue.ready.untake([entry for entry in entries if entry not in queue.ready.held])
+                    queue.ready.untake([entry for entry in entries if entry not in queue.ready.unacked])
                     raise
                 queue.ready.untake(entries[taken:])
                 if not whole and taken == len(rows):

@@ -108,7 +108,7 @@ class DueEntries:
                     span[0], looked = self._read_times(queue, index, span[0], end, left)
                     left -= looked
         finally:
-            index.tidy(queue.progress.floor, log.next_offset, queue.kept)
+            index.tidy(queue.progress.floor, log.next_offset, queue.depth)
 
     def _read_times(
         self, queue: Queue, index: DueIndex[Queue], start: int, end: int, most: int
@@ -182,8 +182,8 @@ class DueEntries:
             try:
                 rows = self._blocks.decode(run.block_id, numbers, run.sequence, run.committed_at)
                 found.update(zip(some, rows, strict=True))
-            except NotLoaded as wanted:
-                missing.append(wanted)
+            except NotLoaded as error:
+                missing.append(error)
             except StoreError:
                 continue
         if missing:

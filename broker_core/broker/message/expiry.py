@@ -174,8 +174,8 @@ class Expiry:
                 bounds = now, room, room_bytes, removals
                 try:
                     cost, size_bytes, done = self._expire_some(change, queue, *bounds)
-                except NotLoaded as wanted:
-                    missing.append(wanted)
+                except NotLoaded as error:
+                    missing.append(error)
                     changed = True  # its head may have left before, in a commit that other queues go on with
                     break
                 changed = changed or cost > 0

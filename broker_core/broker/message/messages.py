@@ -87,7 +87,7 @@ class Messages:
         admission = self.admission
         if len(publishes) > 1 and append_many(admission, change, publishes, now):
             return returned
-        touched, note, given = self._touched, change.effects.note, removals
+        touched, note, caller_removals = self._touched, change.effects.note, removals
         for index, publish in enumerate(publishes):
             message, queues, mandatory = publish
             body, routing_key, exchange, properties = message
@@ -145,7 +145,7 @@ class Messages:
                 if queue.arguments.limited:
                     removals = self.removals(change, now) if removals is None else removals
                     self._overflow.cut(change, queue, now, removals)
-        if given is None and removals:
+        if caller_removals is None and removals:
             self.dead_letter_all(change, removals, now)
         return returned
 

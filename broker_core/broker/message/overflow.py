@@ -40,9 +40,8 @@ class Overflow:
                 limits = " and ".join(
                     f"{name} {limit}" for name, limit in zip(_LIMITS, most, strict=True) if limit is not None
                 )
-                stays = (
-                    f" and {queue.room.kept} that prepared transactions will bring" if queue.room.kept else ""
-                )
+                prepared = queue.room.prepared
+                stays = f" and {prepared} that prepared transactions will bring" if prepared else ""
                 raise PreconditionFailed(
                     f"{queue.full_name} is full: {messages} more messages of {size_bytes} bytes on "
                     f"{queue.droppable}{stays} are over {limits}; nothing was enqueued"
@@ -53,16 +52,16 @@ class Overflow:
         transactions.
         """
         length, total = queue.arguments.max_length, queue.arguments.max_bytes
-        if length is not None and queue.droppable + queue.room.kept + messages > length:
+        if length is not None and queue.droppable + queue.room.prepared + messages > length:
             return True
-        return total is not None and self._ready_bytes(queue) + queue.room.kept_bytes + size_bytes > total
+        return total is not None and self._ready_bytes(queue) + queue.room.prepared_bytes + size_bytes > total
 
     def keep_room(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
         """Reserves room for a prepared transaction: reject-publish queues accept less from others until it is
         decided.
         """
         for queue, (messages, size_bytes) in incoming.items():
-            queue.room.keep(messages, size_bytes)
+            queue.room.reserve(messages, size_bytes)
 
     def give_room_back(self, incoming: Mapping[Queue, tuple[int, int]]) -> None:
         """Releases the room of a prepared transaction that is decided."""
@@ -77,7 +76,7 @@ class Overflow:
         for first, end in queue.progress.unsettled_within(queue.progress.floor, queue.log.next_offset):
             for offset in range(first, end):
                 queue.room.add(offset, self._size(queue, offset))
-        queue.room.measure(queue.ready.held, queue.progress.claimed)
+        queue.room.measure(queue.ready.unacked, queue.progress.claimed)
 
     def _know_sizes(self, queue: Queue) -> None:
         """Raises NotLoaded for one block after the other, so that a long queue is never in memory as a

@@ -107,8 +107,8 @@ def messages_of(queue: Queue, offsets: Sequence[int]) -> list[InboxRow]:
             while start < end:
                 try:
                     found = queue.log.rows(start, end)
-                except NotLoaded as wanted:
-                    missing.append(wanted)
+                except NotLoaded as error:
+                    missing.append(error)
                     start = queue.log.locate(start)[0].end
                     continue
                 rows += found

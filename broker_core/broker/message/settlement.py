@@ -57,8 +57,8 @@ class Settlement:
                     read.add(run.block_id)
                     try:
                         self._blocks.read(run.block_id)
-                    except NotLoaded as wanted:
-                        missing.append(wanted)
+                    except NotLoaded as error:
+                        missing.append(error)
         if missing:
             raise together(missing)
 

@@ -72,14 +72,14 @@ class Deliveries:
         """Restores the counts while loading."""
         self.counts.update((delivery.offset, delivery.count) for delivery in deliveries)
 
-    def record(self, change: Change, queue_id: QueueId, *, written: bool, kept: bool) -> None:
+    def record(self, change: Change, queue_id: QueueId, *, written: bool, deleted: bool) -> None:
         """Records the changed counts. For a queue that is not ``written`` it records nothing, for a deleted
-        one (not ``kept``) only drops.
+        one only drops.
         """
         if written:
             for offset in self.changes:
                 count = self.counts.get(offset, 0)
-                if count and kept:
+                if count and not deleted:
                     change.put(DeliveryRecord(queue_id, offset, count))
                 else:
                     change.drop(DeliveryRecord, (queue_id, offset))

@@ -17,7 +17,7 @@ Parts = Sequence[Sequence[int]]
 def settle_parts(queue: Queue, parts: Parts) -> None:
     """Like ``Queue.settle_range`` of each part."""
     progress, ready, room = queue.progress, queue.ready, queue.room
-    if ready.held:
+    if ready.unacked:
         ready.let_go_all(parts)
     parts = [(max(start, progress.floor), end) for start, end in parts if end > progress.floor]
     if not parts:

@@ -422,15 +422,15 @@ class Progress:
         if not self.owner:
             self.acked = self.floor
 
-    def record_holes(self, change: Change, queue_id: QueueId, *, written: bool, kept: bool) -> None:
+    def record_holes(self, change: Change, queue_id: QueueId, *, written: bool, deleted: bool) -> None:
         """Records the changed holes. For a queue that is not ``written`` it records nothing, for a deleted
-        one (not ``kept``) only drops.
+        one only drops.
         """
         if written:
             for start, end in self.hole_changes.items():
                 if end is None:
                     change.drop(HoleRecord, (queue_id, start))
-                elif kept:
+                elif not deleted:
                     change.put(HoleRecord(queue_id, start, end))
         self._undo.attribute(self, "hole_changes")
         self.hole_changes = {}

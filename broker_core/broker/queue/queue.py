@@ -145,13 +145,13 @@ class Queue:
         return progress.unsettled_below(log.visible_end)
 
     @property
-    def kept(self) -> int:
+    def depth(self) -> int:
         """Returns how many entries are not settled, with those of the commit in progress."""
         return self.log.next_offset - self.progress.floor - self.progress.holes.total
 
     def leave(self, undo: Undo) -> None:
         """The queue is deleted: its entries do not count any more."""
-        self.log.tally.add(-self.kept)
+        self.log.tally.add(-self.depth)
         undo.attribute(self.log, "tally")
         undo.attribute(self.progress, "tally")
         self.log.tally = self.progress.tally = Tally(undo)
@@ -164,7 +164,7 @@ class Queue:
     @property
     def unacknowledged(self) -> int:
         """Returns how many of ``messages`` are held by channels or prepared transactions."""
-        return len(self.ready.held)
+        return len(self.ready.unacked)
 
     @property
     def droppable(self) -> int:
@@ -173,7 +173,7 @@ class Queue:
         """
         end, progress = self.log.next_offset, self.progress
         frozen = progress.frozen_below(end) if progress.owner else 0
-        return end - progress.floor - progress.holes.total - len(self.ready.held) - frozen
+        return end - progress.floor - progress.holes.total - len(self.ready.unacked) - frozen
 
     @property
     def has_news(self) -> bool:
@@ -199,7 +199,7 @@ class Queue:
 
     def settle_range(self, start: int, end: int) -> None:
         """Like ``settle``, for entries that may be held."""
-        if self.ready.held:
+        if self.ready.unacked:
             self.ready.let_go(start, end)
         self.settle(start, end)
 
@@ -320,18 +320,17 @@ class Queue:
         deleted queue.
         """
         progress, ready = self.progress, self.ready
-        kept = self.written and not self.deleted
         if progress.dirty:
             progress.recorded()
             if ready.sent.total:
                 ready.sent.drop_below(min(progress.floor, progress.acked))
-            if kept:
+            if self.written and not self.deleted:
                 change.put(self.progress_record())
         if progress.hole_changes:
-            progress.record_holes(change, self.queue_id, written=self.written, kept=kept)
+            progress.record_holes(change, self.queue_id, written=self.written, deleted=self.deleted)
         self.log.record(change)
         if ready.deliveries is not None and ready.deliveries.changes:
-            ready.deliveries.record(change, self.queue_id, written=self.written, kept=kept)
+            ready.deliveries.record(change, self.queue_id, written=self.written, deleted=self.deleted)
 
     def progress_record(self) -> ProgressRecord:
         progress = self.progress

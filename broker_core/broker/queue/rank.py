@@ -24,14 +24,14 @@ class Ranks:
     """``highest`` is x-max-priority, to which higher priorities are reduced. The default priority is 0."""
 
     __slots__ = (
-        "_forgotten", "_heap", "_held", "_log", "_of", "_offsets", "_popped", "_progress", "_saved", "_undo",
-        "below", "highest",
+        "_forgotten", "_heap", "_log", "_of", "_offsets", "_popped", "_progress", "_saved", "_unacked",
+        "_undo", "below", "highest",
     )  # fmt: skip
 
-    def __init__(self, highest: int, log: Log, progress: Progress, held: Set[int], undo: Undo) -> None:
+    def __init__(self, highest: int, log: Log, progress: Progress, unacked: Set[int], undo: Undo) -> None:
         self._log = log
         self._progress = progress
-        self._held = held
+        self._unacked = unacked
         self._undo = undo
         self._saved = 0  # ``Undo.work`` of the last change
         self.highest = highest
@@ -77,7 +77,7 @@ class Ranks:
             self._undo.attribute(self, "_offsets")
             self._heap, self._offsets = [], set()
         heap = self._heap
-        while heap and (heap[0][1] in self._held or progress.is_settled(heap[0][1])):
+        while heap and (heap[0][1] in self._unacked or progress.is_settled(heap[0][1])):
             self._pop()
         return heap[0][1] if heap else None
 

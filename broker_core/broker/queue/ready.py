@@ -27,7 +27,7 @@ class Ready:
 
     __slots__ = (
         "_cursor", "_held_ahead", "_log", "_progress", "_requeued", "_room", "_saved", "_undo",
-        "deliveries", "dispatched_below", "held", "ranks", "sent",
+        "deliveries", "dispatched_below", "ranks", "sent", "unacked",
     )  # fmt: skip
 
     def __init__(
@@ -45,10 +45,10 @@ class Ready:
         self._log = log
         self._progress = progress
         self._room = room
-        self.held: set[int] = set()
+        self.unacked: set[int] = set()
         self.dispatched_below = 0  # no entry at or above was ever delivered
         self.deliveries = deliveries
-        self.ranks = Ranks(max_priority, log, progress, self.held, undo) if max_priority else None
+        self.ranks = Ranks(max_priority, log, progress, self.unacked, undo) if max_priority else None
         self._cursor = 0
         self._requeued = IntervalSet(undo=undo)  # all below the cursor
         self._held_ahead = 0  # nothing at or above both this and the cursor is held
@@ -94,7 +94,7 @@ class Ready:
             if after == start and progress.owner:
                 after = progress.claimed.first_outside(start)
             if after == start:
-                if start not in self.held:
+                if start not in self.unacked:
                     return start
                 after = start + 1
             start = after
@@ -121,7 +121,7 @@ class Ready:
         if progress.owner:
             stop = min(stop, progress.claimed.next_start(first, stop))
         if first < self._held_ahead:
-            stop = next((offset for offset in range(first, stop) if offset in self.held), stop)
+            stop = next((offset for offset in range(first, stop) if offset in self.unacked), stop)
         self._pass(first, stop)
         return range(first, stop)
 
@@ -178,8 +178,8 @@ class Ready:
         undo = self._undo
         if self._saved != undo.work:
             self._save()
-        undo.append((self.held.difference_update, offsets))
-        self.held.update(offsets)
+        undo.append((self.unacked.difference_update, offsets))
+        self.unacked.update(offsets)
         if self._room.sizes is not None:
             self._room.hold(offsets)
         end = (offsets[-1] if self.ranks is None else max(offsets)) + 1
@@ -190,12 +190,12 @@ class Ready:
         """Stops holding the held entries of [start, end)."""
         if end > start + 1:
             self.let_go_all(((start, end),))
-        elif start in self.held:
+        elif start in self.unacked:
             self._let_go((start,))
 
     def let_go_all(self, parts: Sequence[Sequence[int]]) -> None:
         """Stops holding the held entries of the parts, which are sorted and do not overlap."""
-        unacked = self.held
+        unacked = self.unacked
         if sum(end - start for start, end in parts) <= len(unacked):
             gone = [offset for start, end in parts for offset in range(start, end) if offset in unacked]
         else:
@@ -205,8 +205,8 @@ class Ready:
             self._let_go(gone)
 
     def _let_go(self, gone: Sequence[int]) -> None:
-        self._undo.append((self.held.update, gone))
-        self.held.difference_update(gone)
+        self._undo.append((self.unacked.update, gone))
+        self.unacked.difference_update(gone)
         if self._room.sizes is not None:
             self._room.let_go(gone)
 
@@ -303,7 +303,7 @@ def purgeable(ready: Ready, start: int, end: int, most: int) -> tuple[list[list[
     """Returns at most ``most`` parts from ``start`` on that a purge settles, neither settled nor held, and
     where to go on: at ``end``, which is not above the visible end, there are no more.
     """
-    progress, unacked, requeued = ready._progress, ready.held, ready._requeued
+    progress, unacked, requeued = ready._progress, ready.unacked, ready._requeued
     start = max(start, progress.floor)
     if _in_order(ready):
         start = max(start, requeued.first()[0] if requeued.total else ready._cursor)
@@ -332,7 +332,7 @@ def oldest(ready: Ready, start: int, most: int, steps: int) -> tuple[list[list[i
         after = progress.holes.first_outside(start) if progress.holes.total else start
         if after == start and in_order and start < ready._cursor and not ready._requeued.contains(start):
             after = ready._requeued.next_start(start, ready._cursor)
-        if after == start and start not in ready.held:
+        if after == start and start not in ready.unacked:
             if found and found[-1][1] == start:
                 found[-1][1] += 1
             else:

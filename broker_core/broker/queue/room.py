@@ -14,7 +14,7 @@ from broker_core.core.undo import Undo
 
 
 class Room:
-    __slots__ = ("_saved", "_undo", "claimed", "kept", "kept_bytes", "sizes", "total", "unacked")
+    __slots__ = ("_saved", "_undo", "claimed", "prepared", "prepared_bytes", "sizes", "total", "unacked")
 
     def __init__(self, undo: Undo) -> None:
         self._undo = undo
@@ -23,8 +23,8 @@ class Room:
         self.total = 0
         self.unacked = 0
         self.claimed = 0
-        self.kept = 0  # messages that prepared transactions will enqueue
-        self.kept_bytes = 0
+        self.prepared = 0  # messages that prepared transactions will enqueue
+        self.prepared_bytes = 0
 
     def _save(self) -> None:
         self._saved = self._undo.work
@@ -38,12 +38,12 @@ class Room:
         """Returns the bytes of entries that no channel holds and no app claims."""
         return self.total - self.unacked - self.claimed
 
-    def keep(self, messages: int, size_bytes: int) -> None:
+    def reserve(self, messages: int, size_bytes: int) -> None:
         """Reserves room for a prepared transaction; negative numbers release it."""
-        self._undo.attribute(self, "kept")
-        self._undo.attribute(self, "kept_bytes")
-        self.kept += messages
-        self.kept_bytes += size_bytes
+        self._undo.attribute(self, "prepared")
+        self._undo.attribute(self, "prepared_bytes")
+        self.prepared += messages
+        self.prepared_bytes += size_bytes
 
     # -- sizes -----------------------------------------------------------------------------------------------
     def begin(self) -> None:

@@ -37,8 +37,8 @@ def require_ownable(queue: Queue, app_id: str) -> None:
         )
     if queue.consumers:
         raise QueueHeld(queue, app_id, f"{len(queue.consumers)} consumers are subscribed to it")
-    if queue.ready.held:
-        text = f"channels or prepared transactions hold {len(queue.ready.held)} of its messages"
+    if queue.ready.unacked:
+        text = f"channels or prepared transactions hold {len(queue.ready.unacked)} of its messages"
         raise QueueHeld(queue, app_id, text)
     if not queue.durable:
         raise PreconditionFailed(
