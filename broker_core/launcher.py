@@ -361,7 +361,7 @@ def _amqp_server(
 def _connection_limit(logins: Logins, options: ServeOptions, shares: Shares | None) -> FlightConnectionLimit:
     most, handshake_s = options.quotas.flight_connections, options.amqp_options.handshake_timeout_s
     of_this_host = options.listeners.token_only
-    return FlightConnectionLimit(logins.gone, most, handshake_s, of_this_host=of_this_host, shares=shares)
+    return FlightConnectionLimit(logins.forget, most, handshake_s, of_this_host=of_this_host, shares=shares)
 
 
 def _reachable(host: str) -> str:

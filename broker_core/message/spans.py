@@ -57,17 +57,17 @@ def _trace() -> ModuleType | None:
 @contextlib.contextmanager
 def span(name: str, attributes: Attributes, kind: str = "INTERNAL") -> Iterator[TracedSpan | None]:
     """A span around what is done within, with its error; the span, or None if nothing records it."""
-    one = _begun(name, {"messaging.system": "txmq", **attributes}, kind)
+    one = _begin(name, {"messaging.system": "txmq", **attributes}, kind)
     if one is None:
         yield None
         return
-    token = _attached(one)
+    token = _attach(one)
     try:
         yield one
     except BaseException as error:
-        _ended(one, token, error)
+        _end(one, token, error)
         raise
-    _ended(one, token, None)
+    _end(one, token, None)
 
 
 def micro_batch(app_id: str, batch_id: int) -> AbstractContextManager[TracedSpan | None]:
@@ -88,7 +88,7 @@ def _of(name: str) -> ModuleType:
     return importlib.import_module(f"opentelemetry.{name}")
 
 
-def _begun(name: str, attributes: Attributes, kind: str) -> TracedSpan | None:
+def _begin(name: str, attributes: Attributes, kind: str) -> TracedSpan | None:
     trace = _trace()
     if trace is None:
         return None
@@ -101,13 +101,13 @@ def _begun(name: str, attributes: Attributes, kind: str) -> TracedSpan | None:
         return None
 
 
-def _attached(one: TracedSpan) -> object:
+def _attach(one: TracedSpan) -> object:
     """Makes it the parent of spans within."""
     token: object = _of("context").attach(_of("trace").set_span_in_context(one))
     return token
 
 
-def _ended(one: TracedSpan, token: object, error: BaseException | None) -> None:
+def _end(one: TracedSpan, token: object, error: BaseException | None) -> None:
     try:
         if error is not None:
             one.record_exception(error)

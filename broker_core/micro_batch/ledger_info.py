@@ -38,8 +38,8 @@ def tables(entry: LedgerRecord) -> Iterable[TableInfo]:
     ]
     for kind, target, _branch, count in entry.branches:
         version = next((at for same, at in versions if same == target), target.get(VERSION))
-        noted = target.get(REFUSED)
-        refused = str(noted[1]) if isinstance(noted, list) and len(noted) > 1 and not entry.applied else ""
+        note = target.get(REFUSED)
+        refused = str(note[1]) if isinstance(note, list) and len(note) > 1 and not entry.applied else ""
         key = (_table(target), kind, SKIPPED if "skipped" in target else refused, version)
         rows[key] = rows.get(key, 0) + _rows(target, count)
     return (

@@ -67,12 +67,12 @@ def note(
         if "skipped" not in targets[branch] and targets[branch].get(name, ["", ""])[1] != text
     }
     if fresh:
-        noted = _noting(entry, {branch: {name: [since, text]} for branch, since in fresh.items()})
-        ledger.replace(sink, replace(entry, branches=noted))
+        branches_now = _noting(entry, {branch: {name: [since, text]} for branch, since in fresh.items()})
+        ledger.replace(sink, replace(entry, branches=branches_now))
     return fresh
 
 
-def noted(ledger: Ledger, app_id: str, sequence: int, branches: Set[str], name: str) -> str | None:
+def note_of(ledger: Ledger, app_id: str, sequence: int, branches: Set[str], name: str) -> str | None:
     """Returns what branches that wait say under ``name``; None if nothing. Raises UnknownTransaction."""
     _, targets = _waiting_entry(ledger, app_id, sequence, branches)
     return next((str(targets[branch][name][1]) for branch in branches if name in targets[branch]), None)

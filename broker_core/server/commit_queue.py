@@ -211,12 +211,12 @@ class CommitQueue:
         answer: object,
         error: BaseException | None,
     ) -> None:
-        told = not isinstance(error, ResourceShortage)
+        answers = not isinstance(error, ResourceShortage)
         if error is not None and not isinstance(error, StoreFailed):
             logger.error("a work is tried again in %.1f s: %s", wait_s, error)
-            later = _ignore if told else then
+            later = _ignore if answers else then
             self._loop.call_later(wait_s, self._insist, work, later, origin, min(2 * wait_s, AGAIN_AT_MOST_S))
-        if told:
+        if answers:
             then(answer, error)
         self.wake()
 

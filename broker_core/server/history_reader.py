@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from broker_core.admin import PAGE, HistoryPage, LedgerInfo, MessageLife, MessageStep, TransactionInfo
 from broker_core.broker.broker import BrokerState
-from broker_core.broker.history.lookup import Looked, Place, Visibility, find, latest, steps
+from broker_core.broker.history.lookup import Place, ReadBudget, Visibility, find, latest, steps
 from broker_core.broker.queue import Queue
 from broker_core.core.errors import NotAllowed, OptionError, QueueNotFound, StoreError, UnknownTransaction
 from broker_core.core.records import HistoryRecord, LedgerRecord
@@ -64,11 +64,11 @@ class HistoryReader:
             )
             return list(islice(after, max(0, min(limit, PAGE))))
 
-        return [ledger_info(entry, entry.commit_sequence) for entry in self._taken(page)]
+        return [ledger_info(entry, entry.commit_sequence) for entry in self._look(page)]
 
     def page(self, sees: Visibility, limit: int = PAGE, before: int = 0) -> HistoryPage:
         """Returns the last transactions below a number, the newest first; 0: of all."""
-        found, more = latest(self._rows(), sees, min(limit, PAGE), before, Looked())
+        found, more = latest(self._rows(), sees, min(limit, PAGE), before, ReadBudget())
         return HistoryPage(tuple(self._with_tables(found)), more)
 
     def message(self, queue: str, offset: int, sees: Visibility, at: str = "") -> MessageLife:
@@ -77,25 +77,25 @@ class HistoryReader:
         """
         if not (sees.looks or sees.queue(queue)):
             raise _unknown(queue, sees)
-        rows, found = self._taken(lambda state: _seen(state, queue, sees.vhost))
+        rows, found = self._look(lambda state: _rows_and_queue(state, queue, sees.vhost))
         place, seen = _place(at)
         published = self._published(found, offset) if found is not None and not at else []
         if found is not None and not at:
             place = Place(found.queue_id, published[0].sequence - 1 if published else 0)
-        told, more = steps(rows, queue, offset, sees, place, Looked())
-        if published and not (told and told[0].effect in ("published", "dead_lettered")):
-            told = [*published, *told]
+        life, more = steps(rows, queue, offset, sees, place, ReadBudget())
+        if published and not (life and life[0].effect in ("published", "dead_lettered")):
+            life = [*published, *life]
         with self._node.look:
             state = "unknown" if found is None or found.deleted else _state(found, offset)
-        if state == "unknown" and more is None and not (told or seen):
+        if state == "unknown" and more is None and not (life or seen):
             raise _unknown(queue, sees) if found is None else _no_message(found, offset)
-        goes_on = "" if more is None else f"{more.queue_id}.{more.sequence}.{int(seen or bool(told))}"
-        return MessageLife(queue, offset, state, tuple(told), rows[0].ended_at if rows else 0, goes_on)
+        goes_on = "" if more is None else f"{more.queue_id}.{more.sequence}.{int(seen or bool(life))}"
+        return MessageLife(queue, offset, state, tuple(life), rows[0].ended_at if rows else 0, goes_on)
 
     def _rows(self) -> list[HistoryRecord]:
-        return self._taken(lambda state: state.transactions.history.rows())
+        return self._look(lambda state: state.transactions.history.rows())
 
-    def _taken(self, take: Callable[[BrokerState], T]) -> T:
+    def _look(self, take: Callable[[BrokerState], T]) -> T:
         if self._waits:
             return self._node.run(lambda state, _change, _now: take(state))
         with self._node.look as state:
@@ -104,14 +104,14 @@ class HistoryReader:
     def _published(self, queue: Queue, offset: int) -> list[MessageStep]:
         """Returns what the message itself says about its commit, if it is still stored."""
 
-        def found(state: BrokerState) -> list[MessageStep]:
+        def publish_step(state: BrokerState) -> list[MessageStep]:
             if queue.deleted or offset >= queue.log.visible_end:
                 return []
             row = state.messages.fetch(queue, offset)
             return [MessageStep(row.sequence, row.committed_at, "published", True)]
 
         try:
-            return self._node.committer.read(found)
+            return self._node.committer.read(publish_step)
         except StoreError:
             return []
 
@@ -150,7 +150,7 @@ def _place(at: str) -> tuple[Place, bool]:
     return Place(queue_id, sequence), bool(seen)
 
 
-def _seen(state: BrokerState, queue: str, vhost: str) -> tuple[list[HistoryRecord], Queue | None]:
+def _rows_and_queue(state: BrokerState, queue: str, vhost: str) -> tuple[list[HistoryRecord], Queue | None]:
     found = state.of(vhost).topology.queues.get(queue)
     return state.transactions.history.rows(), None if found is None or found.replies else found
 

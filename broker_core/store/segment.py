@@ -88,7 +88,7 @@ def _write_all(descriptor: int, data: pa.Buffer | bytes, path: Path) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _begun(path: Path, schema_bytes: bytes, files: Reserve) -> int:
+def _create(path: Path, schema_bytes: bytes, files: Reserve) -> int:
     """Returns the descriptor of a new file. Raises ResourceShortage, with nothing left of it, and OSError."""
     with passing(path):
         descriptor = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -322,7 +322,7 @@ class Segments:
             self._end(branches[0])
         number, self.next_number = self.next_number, self.next_number + 1
         segment = Segment(number, kind_of(schema), schema, schema_bytes, len(schema_bytes), set(), new=True)
-        segment.descriptor = _begun(self.path(number), schema_bytes, self._files)
+        segment.descriptor = _create(self.path(number), schema_bytes, self._files)
         self._segments[number] = self._open[schema_bytes] = self._dirty[number] = segment
         return segment
 

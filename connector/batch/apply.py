@@ -93,7 +93,7 @@ class Apply:
                 for steps in tables:
                     batch.apply(steps)
             for name, parts in functions.items():
-                with batch.noted(parts):
+                with batch.note_refusal(parts):
                     call(name, self.function(name), batch.rows(spark, parts), entry)
                 failpoint.here("foreach.called")
             engine.mark_applied(self._app_id, entry.sequence, batch.versions)
@@ -135,14 +135,14 @@ class DecidedBatch:
         """The steps of one table."""
         for number, parts in steps:
             failpoint.here(f"foreach.applying.{number}")
-            with self.noted(parts):
+            with self.note_refusal(parts):
                 version = self._step(parts)
             if version is not None:
                 self.versions.update((part.branches[0], version) for part in parts if part.branches)
             failpoint.here(f"foreach.applied.{number}")
 
     @contextlib.contextmanager
-    def noted(self, parts: Sequence[ToApply]) -> Iterator[None]:
+    def note_refusal(self, parts: Sequence[ToApply]) -> Iterator[None]:
         """Lets an operator know why the parts are not applied, and since when."""
         try:
             yield

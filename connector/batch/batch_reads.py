@@ -46,12 +46,12 @@ class BatchReads:
         self._narrow: bool | None = None
         self._cache: Any = None  # what Spark has persisted
         self.rdd_id: int | None = None  # of the rows of the batch, once it is known
-        self.noted = False  # by the tasks of an execution of the whole batch
+        self.by_tasks = False  # an execution of the whole batch has noted what it reads
         self._connect = is_connect(batch)
 
     def direct(self) -> bool:
         """Whether an execution of the whole batch in this thread would now run the tasks that read."""
-        if self.noted or (threading.get_ident() != self._thread and not self._connect):
+        if self.by_tasks or (threading.get_ident() != self._thread and not self._connect):
             return False
         try:
             if self._connect:
@@ -72,13 +72,13 @@ class BatchReads:
         self._batch.persist()
         if self._connect and direct:
             staging.execute(self._batch)
-            self.noted = True
+            self.by_tasks = True
 
     def note(self, engine: Engine, app_id: str, query_id: str, batch_id: int) -> None:
         """Notes every range that the batch reads, if its tasks have not. Raises CheckpointMismatch,
         OptionError.
         """
-        if self.noted:
+        if self.by_tasks:
             return
         if self._connect:
             rows = rows_of(self._batch)

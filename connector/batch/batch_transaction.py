@@ -275,7 +275,7 @@ class BatchTransaction:
         self.executions += 1
         yield
         whole = self._seen.note(frame, self._batch, stages=stages, rdd_id=self._reads.rdd_id)
-        self._reads.noted |= direct and whole and self._reads.direct()
+        self._reads.by_tasks |= direct and whole and self._reads.direct()
 
     def persist(self) -> None:
         """Caches the batch until the function has returned, for operations that read it several times."""
@@ -289,7 +289,7 @@ class BatchTransaction:
             if not self._seen.whole:
                 direct = self._reads.direct()
                 staging.execute(self._batch)
-                self._reads.noted |= direct and self._reads.direct()
+                self._reads.by_tasks |= direct and self._reads.direct()
             self._reads.note(self._owner.engine, self.app_id, self.query_id, self.batch_id)
 
     def seal(self) -> None:

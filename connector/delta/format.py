@@ -59,7 +59,7 @@ class Delta:
     disturbed = staticmethod(log.disturbed)
     context = staticmethod(isolated.context_of)
     sequences = staticmethod(log.stored_versions)
-    said = staticmethod(log.said)
+    commits_of = staticmethod(log.commits_of)
     later = staticmethod(log.later)
     lacks = staticmethod(log.lacks)
 

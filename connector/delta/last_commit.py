@@ -43,12 +43,12 @@ class LastCommit:
 
 
 class LastCommits:
-    """Of one app, by the location of the table. ``told``: where SQL alone tells of tables, id, location and
-    version of those at a path, by their names.
+    """Of one app, by the location of the table. ``by_name``: where SQL alone tells of tables, id, location
+    and version of those at a path, by their names.
     """
 
     def __init__(self) -> None:
-        self.told: dict[str, tuple[str, str, int]] = {}
+        self.by_name: dict[str, tuple[str, str, int]] = {}
         self._commits: dict[str, LastCommit] = {}
         self._paths: dict[tuple[object, str], str] = {}
         self._lock = threading.Lock()  # of a change: tables are looked at in threads
@@ -82,7 +82,7 @@ class LastCommits:
     def committed(self, table: Table, version: int | None) -> int | None:
         if version is not None and is_path(table.name):  # a name may be one of another place now
             with self._lock:
-                _keep(self.told, table.name, (table.table_id, table.location, version))
+                _keep(self.by_name, table.name, (table.table_id, table.location, version))
         return version
 
     def note(self, location: str, commit: LastCommit) -> None:

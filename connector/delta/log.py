@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # a client of Spark Connect has no py4j
 # The largest difference between the clock of a driver, which stamps commits, and that of the broker.
 CLOCKS_APART_MS = 24 * 3600 * 1000
 _LAST = "spark.databricks.delta.lastCommitVersionInSession"
-TOLD = 100
-_PAGES = (1, TOLD, 10_000)
+SQL_COMMITS = 100
+_PAGES = (1, SQL_COMMITS, 10_000)
 # operations that take no row away; for another one, somebody looks once too often
 _KEEPS_ROWS = {
     "WRITE Append",
@@ -72,8 +72,8 @@ def commits(
     ``fresh=False`` saves a listing; use it to find a commit that this process has just made.
     """
     if jvm.only_sql(spark):
-        told = _told_history(spark, table)
-        yield from (commit for commit in told if up_to is None or commit.version <= up_to)
+        history = _sql_history(spark, table)
+        yield from (commit for commit in history if up_to is None or commit.version <= up_to)
         return
     log = log_at(spark, _location(spark, table))
     configuration = log.newDeltaHadoopConf()
@@ -84,7 +84,7 @@ def commits(
         try:
             lines = log.store().readAsIterator(path, configuration)
         except Exception:  # cleaned, or stored elsewhere by a catalog that coordinates commits
-            yield from (commit for commit in _told_history(spark, table) if commit.version <= version)
+            yield from (commit for commit in _sql_history(spark, table) if commit.version <= version)
             return
         try:
             yield _commit(version, lines)
@@ -99,18 +99,18 @@ def _commit(version: int, lines: JavaObject) -> Commit:
         if commit_info is not None:
             at, parameters = int(commit_info.get("timestamp", 0)), commit_info.get("operationParameters")
             operation = commit_info.get("operation", "")
-            return Commit(version, at, user_metadata(commit_info), *_done(operation, parameters or {}))
+            return Commit(version, at, user_metadata(commit_info), *_operation(operation, parameters or {}))
     return Commit(version, 0, {})
 
 
-def _done(operation: str, parameters: Mapping[str, Any]) -> tuple[str, int | None]:
+def _operation(operation: str, parameters: Mapping[str, Any]) -> tuple[str, int | None]:
     """``operation`` and ``restored_to`` of a commit."""
     to = parameters.get("version") if operation == "RESTORE" else None
     name = f"WRITE {parameters.get('mode', '')}" if operation == "WRITE" else operation
     return name, None if to is None else int(to)
 
 
-def _told_history(spark: SparkSession, table: Table) -> Iterator[Commit]:
+def _sql_history(spark: SparkSession, table: Table) -> Iterator[Commit]:
     below = None
     for limit in _PAGES:
         rows = (
@@ -122,8 +122,8 @@ def _told_history(spark: SparkSession, table: Table) -> Iterator[Commit]:
             if below is None or row["version"] < below:
                 below = int(row["version"])
                 at, done = int(row["timestamp"].timestamp() * 1000), row["operationParameters"] or {}
-                told = _json_object(row["userMetadata"])
-                yield Commit(below, at, told, *_done(row["operation"] or "", done))
+                metadata = _json_object(row["userMetadata"])
+                yield Commit(below, at, metadata, *_operation(row["operation"] or "", done))
         if len(rows) < limit:
             return
 
@@ -197,8 +197,8 @@ def made_last(spark: SparkSession, table: Table, batch: Mapping[str, object]) ->
         lines = text_of(f"{table.location}/_delta_log/{version:020d}.json", spark).splitlines()
     except Exception:  # of any class: nothing is said, or nobody may read it
         return None
-    told = [user_metadata(_json_object(line).get("commitInfo") or {}) for line in lines]
-    return version if any(is_of(each, batch) for each in told) else None
+    metadata = [user_metadata(_json_object(line).get("commitInfo") or {}) for line in lines]
+    return version if any(is_of(each, batch) for each in metadata) else None
 
 
 class CommitStatus(NamedTuple):
@@ -232,7 +232,7 @@ def is_of(metadata: Mapping[str, object], batch: Mapping[str, object]) -> bool:
     return metadata.get("token") == batch["token"] and metadata.get("txn_app_id", mine) == mine
 
 
-def _noted(snapshot: JavaObject, name: str) -> JavaObject | None:
+def _checksum_part(snapshot: JavaObject, name: str) -> JavaObject | None:
     """A part of what Delta has written beside the commit of a version; None if it has not. The state itself
     is a job of Spark over the whole log.
     """
@@ -243,22 +243,22 @@ def _noted(snapshot: JavaObject, name: str) -> JavaObject | None:
 
 def parts(snapshot: JavaObject, name: str) -> Iterator[JavaObject]:
     """``setTransactions`` or ``domainMetadata`` of a snapshot, without that job if the checksum has them."""
-    noted = _noted(snapshot, name)
-    return jvm.items(getattr(snapshot, name)() if noted is None else noted)
+    part = _checksum_part(snapshot, name)
+    return jvm.items(getattr(snapshot, name)() if part is None else part)
 
 
 def version_in_checksum(snapshot: JavaObject, txn_app_id: str) -> int | None:
     """The last txnVersion of an app; None if the checksum does not name it."""
-    noted = _noted(snapshot, "setTransactions")
-    versions = () if noted is None else jvm.items(noted)
+    part = _checksum_part(snapshot, "setTransactions")
+    versions = () if part is None else jvm.items(part)
     return next((int(each.version()) for each in versions if str(each.appId()) == txn_app_id), None)
 
 
 def stored_versions(spark: SparkSession, table: Table, prefix: str) -> dict[str, int]:
     """The last txnVersion of each id that begins with ``prefix`` and has no @ behind; on Connect of TOLD."""
     if jvm.only_sql(spark):
-        told = [commit.metadata for commit in islice(_told_history(spark, table), TOLD)]
-        versions = [(str(each.get("txn_app_id")), int(each.get("sequence", 0))) for each in told]
+        latest = [commit.metadata for commit in islice(_sql_history(spark, table), SQL_COMMITS)]
+        versions = [(str(each.get("txn_app_id")), int(each.get("sequence", 0))) for each in latest]
     else:
         stored = parts(snapshot(spark, table), "setTransactions")
         versions = [(str(each.appId()), int(each.version())) for each in stored]
@@ -266,7 +266,7 @@ def stored_versions(spark: SparkSession, table: Table, prefix: str) -> dict[str,
     return {name: version for name, version in found.items() if "@" not in name.removeprefix(prefix)}
 
 
-def said(spark: SparkSession, table: Table, tokens: Collection[str]) -> dict[str, Mapping[str, object]]:
+def commits_of(spark: SparkSession, table: Table, tokens: Collection[str]) -> dict[str, Mapping[str, object]]:
     """See ``TableFormat``."""
     missing = set(tokens)
     found: dict[str, Mapping[str, object]] = {}

@@ -69,8 +69,9 @@ def _qualified(spark: SparkSession, parts: list[str]) -> list[str]:
 def _at_path(spark: SparkSession, path: str, commits: LastCommits) -> Table:
     if jvm.only_sql(spark):
         name = path.rstrip("/") or "/"
-        there = _is_delta(spark, path)
-        return _told(spark, name, in_sql(path), commits) if there else Table(name, plain_location(path), "")
+        if not _is_delta(spark, path):
+            return Table(name, plain_location(path), "")
+        return _from_sql(spark, name, in_sql(path), commits)
     qualified = commits.qualified(spark, path, lambda: _qualified_path(spark, path))
     location = plain_location(qualified)
     return Table(qualified, location, *_look(spark, qualified, location, commits))
@@ -148,11 +149,11 @@ def _look(spark: SparkSession, place: str, location: str, commits: LastCommits) 
     return last.look if last is not None else look_at(snapshot_at(spark, place))
 
 
-def _told(spark: SparkSession, name: str, sql: str, commits: LastCommits) -> Table:
+def _from_sql(spark: SparkSession, name: str, sql: str, commits: LastCommits) -> Table:
     """An existing table, as SQL tells of it. Its columns are analysed; for the rest, SQL has a job over the
     log, and Delta a file beside each commit.
     """
-    found = _noted(spark, *commits.told[name]) if name in commits.told else None
+    found = _from_checksum(spark, *commits.by_name[name]) if name in commits.by_name else None
     if found is None:
         found = spark.sql(f"DESCRIBE DETAIL {sql}").collect()[0].asDict()
         if str(found["format"]).lower() != "delta":
@@ -166,7 +167,7 @@ def _told(spark: SparkSession, name: str, sql: str, commits: LastCommits) -> Tab
     return Table(name, plain_location(str(found["location"])), str(found["id"]), text)
 
 
-def _noted(spark: SparkSession, table_id: str, location: str, version: int) -> dict[str, Any] | None:
+def _from_checksum(spark: SparkSession, table_id: str, location: str, version: int) -> dict[str, Any] | None:
     """What Delta has written beside the commit of ``version`` about the table; None if that is not its last
     commit, or if it is not certain: a file of this name may be one of another table, or of another host.
     """
@@ -175,9 +176,9 @@ def _noted(spark: SparkSession, table_id: str, location: str, version: int) -> d
         try:
             text_of(f"{log}/{version + 1:020d}.json", spark)
         except FileNotFoundError:
-            noted = json.loads(text_of(f"{log}/{version:020d}.crc", spark))["metadata"]
-            if noted["id"] == table_id:
-                return {**noted, "location": location, "properties": noted["configuration"]}
+            metadata = json.loads(text_of(f"{log}/{version:020d}.crc", spark))["metadata"]
+            if metadata["id"] == table_id:
+                return {**metadata, "location": location, "properties": metadata["configuration"]}
     return None
 
 
@@ -227,7 +228,7 @@ def _in_some_catalog(spark: SparkSession, parts: list[str], commits: LastCommits
             if len(parts) > 2 and not spark.catalog.databaseExists(quoted(parts[:-1])):
                 raise _no_database(parts)
             return Table(name, f"name:{name.lower()}", "")
-        return _told(spark, name, name, commits)
+        return _from_sql(spark, name, name, commits)
     except OptionError:
         raise
     except Exception as error:

@@ -199,9 +199,9 @@ class Resume:
                 "deleted, or an older version was restored",
                 "restore the newest version of the table",
             )
-        said = self.tables.said(spark, table, [entry.token for entry in newest.entries])
+        commits = self.tables.commits_of(spark, table, [entry.token for entry in newest.entries])
         for entry in newest.entries:
-            commit, row = said.get(entry.token), offsets_of(entry)
+            commit, row = commits.get(entry.token), offsets_of(entry)
             if commit is None or written < last.sequence:
                 raise self._doubtful(
                     f"its log does not know who wrote the rows of batch {entry.sequence}: the log was "

@@ -130,7 +130,7 @@ class TableFormat(Protocol):
     def only_latest(self, spark: SparkSession) -> bool:
         """Whether ``sequences`` has the latest commits alone."""
 
-    def said(
+    def commits_of(
         self, spark: SparkSession, table: Table, tokens: Collection[str]
     ) -> dict[str, Mapping[str, object]]:
         """What the log of an existing table says of these batches, by token; what it does not know is

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from broker_core.admin import TransactionInfo
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.history import HistoryLimits
-from broker_core.broker.history.lookup import Looked, Place, Visibility, find, latest, steps
+from broker_core.broker.history.lookup import Place, ReadBudget, Visibility, find, latest, steps
 from broker_core.broker.history.rows import COMPRESSED, NAMES_BYTES, Names, commits, compressed, written
 from broker_core.broker.message.purge import Purge
 from broker_core.core import failpoint
@@ -40,14 +40,14 @@ class Queued:
 def told(node: Node, sees: Visibility = ALL) -> list[TransactionInfo]:
     """The history, oldest first."""
     rows = node.broker.run(lambda state, _c, _n: state.transactions.history.rows())
-    found, more = latest(rows, sees, 10_000, 0, Looked())
+    found, more = latest(rows, sees, 10_000, 0, ReadBudget())
     assert not more
     return found[::-1]
 
 
 def life(rows: Sequence[HistoryRecord], queue_id: int, offset: int) -> list[str]:
     """What happened to a message of queue "in"."""
-    found, more = steps(rows, "in", offset, ALL, Place(queue_id), Looked())
+    found, more = steps(rows, "in", offset, ALL, Place(queue_id), ReadBudget())
     assert more is None
     return [each.effect for each in found]
 

@@ -13,10 +13,10 @@ import pytest
 from broker_core.admin import MessageLife, MessageStep, TransactionInfo
 from broker_core.broker.history import rows as history_rows
 from broker_core.broker.history.lookup import (
-    LOOKED_BYTES,
+    BUDGET_BYTES,
     ROW_BYTES,
-    Looked,
     Place,
+    ReadBudget,
     Visibility,
     latest,
     steps,
@@ -56,7 +56,7 @@ def row(number: int, each: int = EACH) -> HistoryRecord:
 @pytest.fixture(scope="module")
 def long() -> list[HistoryRecord]:
     found = [row(number) for number in range(1, ROWS + 1)]
-    assert sum(len(each.commits) for each in found) > LOOKED_BYTES / 2  # compressed
+    assert sum(len(each.commits) for each in found) > BUDGET_BYTES / 2  # compressed
     return found
 
 
@@ -78,7 +78,7 @@ def life(rows: list[HistoryRecord], offset: int, place: Place, most: int) -> tup
     """All steps, and how many calls they took."""
     found, calls, at = [], 0, place
     while True:
-        told, more = steps(rows, "in", offset, ALL, at, Looked(most))
+        told, more = steps(rows, "in", offset, ALL, at, ReadBudget(most))
         found += told
         calls += 1
         if more is None:
@@ -90,7 +90,7 @@ def all_of(rows: list[HistoryRecord], limit: int, most: int) -> list[Transaction
     found: list[TransactionInfo] = []
     before = 0
     while len(found) < limit:
-        some, before = latest(rows, ALL, limit - len(found), before, Looked(most))
+        some, before = latest(rows, ALL, limit - len(found), before, ReadBudget(most))
         found += some
         if not before:
             break
@@ -116,12 +116,12 @@ def test_calls_that_read_little_have_the_same_transactions_together(limit: int, 
 
 
 ASKED: dict[str, Callable[[list[HistoryRecord]], object]] = {
-    "a message that is not there": lambda rows: steps(rows, "in", 10**9, ALL, Place(7), Looked()),
-    "a message of a queue that is gone": lambda rows: steps(rows, "in", 10**9, ALL, Place(), Looked()),
-    "a queue that never was": lambda rows: steps(rows, "who", 0, ALL, Place(), Looked()),
-    "the last ones": lambda rows: latest(rows, ALL, 10**9, 0, Looked()),
-    "of what the caller may not see": lambda rows: latest(rows, NOTHING, 1, 0, Looked()),
-    "its messages": lambda rows: steps(rows, "in", 10**9, NOTHING, Place(7), Looked()),
+    "a message that is not there": lambda rows: steps(rows, "in", 10**9, ALL, Place(7), ReadBudget()),
+    "a message of a queue that is gone": lambda rows: steps(rows, "in", 10**9, ALL, Place(), ReadBudget()),
+    "a queue that never was": lambda rows: steps(rows, "who", 0, ALL, Place(), ReadBudget()),
+    "the last ones": lambda rows: latest(rows, ALL, 10**9, 0, ReadBudget()),
+    "of what the caller may not see": lambda rows: latest(rows, NOTHING, 1, 0, ReadBudget()),
+    "its messages": lambda rows: steps(rows, "in", 10**9, NOTHING, Place(7), ReadBudget()),
 }
 
 
@@ -133,7 +133,7 @@ def test_a_call_reads_a_bounded_part(
     one, whole = sum(read_bytes) or 1, len(long)
     read_bytes.clear()
     ask(long)
-    assert sum(read_bytes) <= LOOKED_BYTES + one
+    assert sum(read_bytes) <= BUDGET_BYTES + one
     assert len(read_bytes) < whole
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.history.history import TOGETHER, HistoryLimits
-from broker_core.broker.history.lookup import Looked, Visibility, latest
+from broker_core.broker.history.lookup import ReadBudget, Visibility, latest
 from broker_core.core.change import Change
 from broker_core.node.upkeep import compact_history
 from tests.broker.conftest import Node, declared, publish
@@ -18,7 +18,7 @@ def seen(node: Node, vhost: str) -> int:
     def work(state: BrokerState, _change: Change, _now: int) -> int:
         history = state.transactions.history
         sees = Visibility(vhost, True, "", lambda _queue: True, lambda _app: True, history.hidden)
-        return len(latest(history.rows(), sees, 10_000, 0, Looked())[0])
+        return len(latest(history.rows(), sees, 10_000, 0, ReadBudget())[0])
 
     return node.broker.run(work)
 

@@ -13,7 +13,7 @@ from broker_core.core import failpoint
 from broker_core.core.change import Change
 from broker_core.core.errors import OptionError, PreconditionFailed, StoreFailed
 from broker_core.core.records import PolicyRecord
-from broker_core.message.arguments.policy import SETTINGS, Policy, check_definition, obeyed, united
+from broker_core.message.arguments.policy import SETTINGS, Policy, check_definition, combine, effective
 from broker_core.message.arguments.table import QUEUE
 from broker_core.server.access.vhosts import Vhosts
 from tests.broker.conftest import Node
@@ -82,7 +82,7 @@ def test_of_two_limits_the_lower_one_holds_and_else_what_the_queue_says(
     operator: dict[str, object],
     holds: dict[str, object],
 ) -> None:
-    assert obeyed(declared, Policy(united(policy, operator)), QUEUE) == holds
+    assert effective(declared, Policy(combine(policy, operator)), QUEUE) == holds
 
 
 @pytest.mark.parametrize(

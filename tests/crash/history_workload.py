@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from broker_core.broker.history.history import TOGETHER
-from broker_core.broker.history.lookup import Looked, Visibility, latest
+from broker_core.broker.history.lookup import ReadBudget, Visibility, latest
 from broker_core.core import failpoint
 from broker_core.node.local import LocalBroker
 from broker_core.node.upkeep import compact_history
@@ -30,7 +30,7 @@ def opened(directory: Path, later_us: int = 0) -> LocalBroker:
 def told(broker: LocalBroker) -> str:
     """The whole history, the newest first, as text."""
     rows = broker.run(lambda state, _change, _now: state.transactions.history.rows())
-    found, more = latest(rows, ALL, sys.maxsize, 0, Looked())
+    found, more = latest(rows, ALL, sys.maxsize, 0, ReadBudget())
     assert not more
     return repr(found)
 

@@ -143,7 +143,7 @@ def test_by_sql_alone_a_batch_that_is_too_far_back_in_its_table_stops_the_query_
     place.spark.sql(f"INSERT INTO delta.`{place.table}` VALUES ('of somebody')")
     place.ledger = place.root / "another ledger"
     monkeypatch.setattr(jvm, "only_sql", lambda _spark: True)
-    monkeypatch.setattr(log, "TOLD", 1)
+    monkeypatch.setattr(log, "SQL_COMMITS", 1)
     with pytest.raises(Exception, match="Delta has skipped batch 2"):
         place.run("x", on_new_checkpoint="resume")
     assert place.rig.bodies("in") == [] and place.bodies() == ["a", "b", "of somebody"]

@@ -279,7 +279,7 @@ def test_c7_an_engine_whose_app_went_on_elsewhere_is_refused_where_the_log_is_no
     follow(after, "new", 0, START_OF_ALL)
     lost.mirror()
     monkeypatch.setattr(jvm, "only_sql", lambda spark: True)
-    monkeypatch.setattr(log, "TOLD", 1)
+    monkeypatch.setattr(log, "SQL_COMMITS", 1)
     assert lost.ready() == {}, "the one that goes on"
     lost.bench = before
     with pytest.raises(CheckpointMismatch, match="was taken over by another engine after batch 2"):

@@ -196,7 +196,7 @@ def test_a_batch_in_one_thread_asks_the_broker_for_no_range(
     note = BatchReads.note
 
     def noted(self: BatchReads, *arguments: Any) -> None:
-        asked.append(not self.noted)
+        asked.append(not self.by_tasks)
         note(self, *arguments)
 
     monkeypatch.setattr(BatchReads, "note", noted)

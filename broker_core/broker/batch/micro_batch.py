@@ -47,7 +47,7 @@ from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.reads import require_range
 from broker_core.micro_batch.claims.releases import Release, require_idle
 from broker_core.micro_batch.ledger import Ledger, MicroBatch
-from broker_core.micro_batch.unapplied import mark_applied, note, noted, skip
+from broker_core.micro_batch.unapplied import mark_applied, note, note_of, skip
 
 OnUnroutable = Literal["fail", "drop"]
 
@@ -394,7 +394,7 @@ class MicroBatches:
         """
         token, staged = self.owners.own(actor, token), self.owners.own_branches(actor, staged)
         batch = app_id, sequence, set(branches)
-        recorded = noted(self.ledger, *batch, REFUSED_ROWS)
+        recorded = note_of(self.ledger, *batch, REFUSED_ROWS)
         if recorded is None:
             parts = self.branches.require(token, staged)
             self._rights.require(actor.rights, token, parts)

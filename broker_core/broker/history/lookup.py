@@ -4,7 +4,7 @@ Pure: it reads rows, which do not change, so nothing is locked meanwhile.
 Not here: the rows (``rows.py``), tables of a micro-batch (its ledger has them).
 Invariant: a caller learns of a queue only what ``Visibility.queue`` permits, and about others' connections,
 apps and names of transactions only if it looks at all. What it may not see is left out, and a transaction
-of which nothing is left is not there. A call reads LOOKED_BYTES and one row more, whatever it finds, and
+of which nothing is left is not there. A call reads BUDGET_BYTES and one row more, whatever it finds, and
 says where the next one goes on.
 """
 
@@ -24,14 +24,14 @@ from broker_core.core.records import HistoryRecord
 
 _BEGINS = (KINDS[PUBLISHED], "dead_lettered")
 _STAYS = KINDS[RETURNED]
-LOOKED_BYTES = 1024 * 1024  # of rows, that one call reads
+BUDGET_BYTES = 1024 * 1024  # of rows, that one call reads
 ROW_BYTES = 4 * 1024  # for a row, whatever is read of it
 
 
-class Looked:
+class ReadBudget:
     """How much of the history one call has read, and whether that is enough for one."""
 
-    def __init__(self, most_bytes: int = LOOKED_BYTES) -> None:
+    def __init__(self, most_bytes: int = BUDGET_BYTES) -> None:
         self._left = most_bytes
 
     def spend(self, size_bytes: int) -> None:
@@ -118,7 +118,7 @@ def find(rows: Sequence[HistoryRecord], sequence: int, sees: Visibility) -> Tran
 
 
 def latest(
-    rows: Sequence[HistoryRecord], sees: Visibility, limit: int, before: int, looked: Looked
+    rows: Sequence[HistoryRecord], sees: Visibility, limit: int, before: int, budget: ReadBudget
 ) -> tuple[list[TransactionInfo], int]:
     """Returns the last transactions, the newest first, and the number below which there may be more; 0: there
     are none. ``before``: only those below this number; 0: all.
@@ -126,10 +126,10 @@ def latest(
     found: list[TransactionInfo] = []
     end = bisect_left(rows, before, key=attrgetter("first")) if before else len(rows)
     for row in reversed(rows[:end]):
-        if looked.enough:
+        if budget.enough:
             return found, row.last + 1
-        looked.spend(ROW_BYTES)
-        for commit in reversed(list(_readable(row, spend=looked.spend))):
+        budget.spend(ROW_BYTES)
+        for commit in reversed(list(_readable(row, spend=budget.spend))):
             if before and commit.sequence >= before:
                 continue
             if len(found) >= limit:
@@ -151,27 +151,27 @@ class Place:
 
 
 def steps(
-    rows: Sequence[HistoryRecord], queue: str, offset: int, sees: Visibility, place: Place, looked: Looked
+    rows: Sequence[HistoryRecord], queue: str, offset: int, sees: Visibility, place: Place, budget: ReadBudget
 ) -> tuple[list[MessageStep], Place | None]:
     """Returns what happened to a message, oldest first, up to what settled it, and where the search goes on;
     None: it has ended. Without a queue id, it is one of the last queue of this name that the history has.
     """
     if not place.queue_id:
-        found_place = _last_of(rows, queue, sees, place, looked)
+        found_place = _last_of(rows, queue, sees, place, budget)
         if found_place is None or not found_place.queue_id:
             return [], found_place
         place = found_place
     found: list[MessageStep] = []
     queue_id, last = place.queue_id, place.sequence
     for row in rows[bisect_right(rows, last, key=attrgetter("last")) :]:
-        if looked.enough:
+        if budget.enough:
             return found, Place(queue_id, last)
-        looked.spend(ROW_BYTES)
-        for commit in _readable(row, b'"%d":' % queue_id, looked.spend):
+        budget.spend(ROW_BYTES)
+        for commit in _readable(row, b'"%d":' % queue_id, budget.spend):
             if commit.sequence <= place.sequence or commit.queues.get(queue_id) != (sees.vhost, queue):
                 continue
-            told, settles = _steps_of(commit, queue_id, offset, sees)
-            found += told
+            of_commit, settles = _steps_of(commit, queue_id, offset, sees)
+            found += of_commit
             if settles:
                 return found, None
         last = row.last
@@ -194,7 +194,7 @@ def _steps_of(
 
 
 def _last_of(
-    rows: Sequence[HistoryRecord], queue: str, sees: Visibility, place: Place, looked: Looked
+    rows: Sequence[HistoryRecord], queue: str, sees: Visibility, place: Place, budget: ReadBudget
 ) -> Place | None:
     """Returns the place at the beginning of the history of the last queue of this name, or where the search
     for it goes on; None: there is none.
@@ -202,12 +202,12 @@ def _last_of(
     end = bisect_left(rows, place.sequence, key=attrgetter("last")) if place.sequence else len(rows)
     mark = json.dumps(queue).encode()
     for row in reversed(rows[:end]):
-        if looked.enough:
+        if budget.enough:
             return Place(0, row.last + 1)
-        looked.spend(ROW_BYTES)
+        budget.spend(ROW_BYTES)
         ids = [
             queue_id
-            for commit in _readable(row, mark, looked.spend)
+            for commit in _readable(row, mark, budget.spend)
             if commit.committed_at > sees.hidden.get(sees.vhost, 0)
             for queue_id, (vhost, name) in commit.queues.items()
             if (vhost, name) == (sees.vhost, queue)

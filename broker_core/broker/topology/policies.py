@@ -20,7 +20,7 @@ from broker_core.core.errors import OptionError
 from broker_core.core.records import PolicyRecord
 from broker_core.core.undo import Undo
 from broker_core.message.arguments import ARGUMENT_BYTES, QueueArguments, check_text
-from broker_core.message.arguments.policy import NO_POLICY, Policy, check_definition, obeyed, united
+from broker_core.message.arguments.policy import NO_POLICY, Policy, check_definition, combine, effective
 from broker_core.message.arguments.table import EXCHANGE
 from broker_core.routing.exchange import Exchange
 from broker_core.routing.memory import NamesMemory
@@ -218,10 +218,10 @@ def _obey_deduplication(undo: Undo, change: Change, queue: Queue) -> None:
 
 
 def _alternate_of(exchange: Exchange[Queue], policy: Policy) -> object:
-    return obeyed(exchange.arguments, policy, EXCHANGE).get("alternate-exchange")
+    return effective(exchange.arguments, policy, EXCHANGE).get("alternate-exchange")
 
 
 def _set_by(policy: PolicyRecord | None, operator: PolicyRecord | None) -> Policy:
     own, limits = (each.definition if each else {} for each in (policy, operator))
     names = (each.name if each else None for each in (policy, operator))
-    return Policy(united(own, limits), *names)
+    return Policy(combine(own, limits), *names)

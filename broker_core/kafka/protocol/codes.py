@@ -128,35 +128,35 @@ _FENCED = frozenset(
 
 def error_of(code: Code, what: str, message: str | None = None) -> errors.TxmqError:
     """Our error for a final answer; ``what`` is the thing it is about, such as "topic orders"."""
-    said = f"{what}: Kafka answers {code.name}" + (f" ({' '.join(message.split())[:300]})" if message else "")
+    text = f"{what}: Kafka answers {code.name}" + (f" ({' '.join(message.split())[:300]})" if message else "")
     if code in GONE:
-        return errors.QueueNotFound(said, "create the topic, or correct its name")
+        return errors.QueueNotFound(text, "create the topic, or correct its name")
     if code in (Code.SASL_AUTHENTICATION_FAILED, Code.UNSUPPORTED_SASL_MECHANISM):
-        return errors.AccessRefused(said, "correct the mechanism, the user and the password")
+        return errors.AccessRefused(text, "correct the mechanism, the user and the password")
     if code is Code.OFFSET_OUT_OF_RANGE:
         return errors.DataLoss(
-            said, "its records were deleted by retention; start at an offset that is still there"
+            text, "its records were deleted by retention; start at an offset that is still there"
         )
     if code in (Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE):
         return errors.TransactionTooLarge(
-            said, "raise max.message.bytes of the topic, or write smaller messages"
+            text, "raise max.message.bytes of the topic, or write smaller messages"
         )
     if code is Code.TRANSACTION_ABORTABLE:
         return errors.TransactionState(
-            said, "this transaction can only be aborted; fence the transactional id and do it again"
+            text, "this transaction can only be aborted; fence the transactional id and do it again"
         )
     if code in _FENCED:
         return errors.TransactionState(
-            said, "another process took this transactional id over, or the transaction was too old"
+            text, "another process took this transactional id over, or the transaction was too old"
         )
     if code is Code.INVALID_TRANSACTION_TIMEOUT:
         return errors.KafkaError(
-            said, "raise transaction.max.timeout.ms of the brokers, or read fewer rows in a batch"
+            text, "raise transaction.max.timeout.ms of the brokers, or read fewer rows in a batch"
         )
     if code is Code.INVALID_TIMESTAMP:
         return errors.KafkaError(
-            said, "the clock of this machine is ahead of Kafka's, or message.timestamp.*.max.ms is too small"
+            text, "the clock of this machine is ahead of Kafka's, or message.timestamp.*.max.ms is too small"
         )
     if code is Code.UNSUPPORTED_VERSION:
-        return errors.KafkaError(said, "this needs a newer Kafka")
-    return errors.KafkaError(said, "see the error codes of Kafka's protocol guide")
+        return errors.KafkaError(text, "this needs a newer Kafka")
+    return errors.KafkaError(text, "see the error codes of Kafka's protocol guide")

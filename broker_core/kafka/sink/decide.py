@@ -29,7 +29,7 @@ from broker_core.kafka.sink.producer import TIMEOUT_MS, ProducerTransaction, Rea
 from broker_core.kafka.sink.staged_branches import Cleaner, NamedBranch, missing, parse, require
 from broker_core.micro_batch.claims.reads import require_range, unread
 from broker_core.micro_batch.ledger import Ledger, MicroBatch, other_decision, public
-from broker_core.micro_batch.unapplied import note, noted
+from broker_core.micro_batch.unapplied import note, note_of
 
 OnUnroutable = Literal["fail", "drop"]
 
@@ -193,7 +193,7 @@ class Decider:
             # 1. what was recorded before, by whom ever
             self._fenced.fence(timeout_ms(receipts))
             self._decisions.learn(self._refreshed())
-            there = noted(self._ledger, *batch, REFUSED_ROWS)
+            there = note_of(self._ledger, *batch, REFUSED_ROWS)
             if there is not None:
                 return there
             # 2. the rows and the record, in one transaction

@@ -18,7 +18,7 @@ from math import isfinite
 from typing import Any
 
 from broker_core.core.errors import AccessRefused, PreconditionFailed
-from broker_core.message.arguments.policy import NO_POLICY, Policy, obeyed
+from broker_core.message.arguments.policy import NO_POLICY, Policy, effective
 from broker_core.message.arguments.table import COMPARED, CONSUMER, EXCHANGE, NEEDS, QUEUE, ArgumentRule
 from broker_core.message.arguments.values import invalid, type_name
 from broker_core.message.deduplication import COST_BYTES, Deduplication
@@ -185,7 +185,7 @@ class QueueArguments:
         """
         holds = declared
         if policy.settings:
-            holds = obeyed(declared, policy, QUEUE)
+            holds = effective(declared, policy, QUEUE)
         get = holds.get
         limited = not holds.keys().isdisjoint(("x-max-length", "x-max-length-bytes"))
         overflow = str(get("x-overflow", "drop-head"))

@@ -90,12 +90,12 @@ def settings_without_effect(definition: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def united(policy: Mapping[str, object], operator: Mapping[str, object]) -> dict[str, object]:
+def combine(policy: Mapping[str, object], operator: Mapping[str, object]) -> dict[str, object]:
     """Returns what a policy and an operator policy set together."""
     return _together(policy, operator, {name for name in operator if SETTINGS[name].lowest})
 
 
-def obeyed(
+def effective(
     declared: Mapping[str, object], policy: Policy, table: Mapping[str, ArgumentRule]
 ) -> dict[str, object]:
     """Returns the arguments that hold for a queue or an exchange (``table``) with a policy."""

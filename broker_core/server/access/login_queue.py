@@ -135,12 +135,12 @@ class LoginQueue:
     def _rank(self, login: Login) -> _Rank:
         """The lowest is next."""
         network, user = (self._served.get(key, 0) for key in _keys(login))
-        return (not self._throttle.met(login.user, login.pair[0]), network, user, login.number)
+        return (not self._throttle.has_logged_in(login.user, login.pair[0]), network, user, login.number)
 
     def _weight(self, login: Login) -> _Rank:
         """The highest gives way."""
         network, user = (self._counts[key] for key in _keys(login))
-        return (not self._throttle.met(login.user, login.pair[0]), network, user, login.number)
+        return (not self._throttle.has_logged_in(login.user, login.pair[0]), network, user, login.number)
 
     def _remove(self, login: Login) -> None:
         logins = self._waiting[login.pair]

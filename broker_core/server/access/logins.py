@@ -176,7 +176,7 @@ class Logins:
     def close(self) -> None:
         self._checks.close()
 
-    def gone(self, connection: str) -> None:
+    def forget(self, connection: str) -> None:
         """It has ended, and another one may get its name."""
         with self._lock:
             for key in [key for key in self._proved if key[0] == connection]:

@@ -103,12 +103,12 @@ class PasswordChecks:
         if text is None or self._right.get(login.digest) != text or not self._queue.would_be_next(login.pair):
             return False
         calm = self._throttle.failures(network) + self._queue.of_network(network) <= FREE
-        if not (calm or self._throttle.met(user, network)):
+        if not (calm or self._throttle.has_logged_in(user, network)):
             return False
         if self._throttle.free_at(user, network, login.since) > login.since:
             return False
         self._throttle.take(user, network, login.since)
-        self._throttle.succeeded(user, network)
+        self._throttle.note_login(user, network)
         return True
 
     def _enter(self, login: Login, answer: Future[Identity]) -> Login | None:
@@ -123,7 +123,7 @@ class PasswordChecks:
         if refused is not login:
             self._work.notify()
         if refused is not None and refused is not login:
-            self._throttle.failed(refused.user, refused.pair[0], login.since)
+            self._throttle.count_failure(refused.user, refused.pair[0], login.since)
         return refused
 
     def _start(self) -> None:
@@ -164,7 +164,7 @@ class PasswordChecks:
             now = time.monotonic()
             expired = self._queue.expired(now)
             for each in expired:
-                self._throttle.failed(each.user, each.pair[0], now)
+                self._throttle.count_failure(each.user, each.pair[0], now)
             login = self._queue.next(now)
             if login is not None or expired:
                 return login, expired
@@ -189,11 +189,11 @@ class PasswordChecks:
         now = time.monotonic()
         with self._work:
             if why:
-                self._throttle.failed(user, login.pair[0], now)
+                self._throttle.count_failure(user, login.pair[0], now)
                 remember(self._wrong, (login.pair[0], login.digest), stored or "")
             else:
                 assert stored is not None
-                self._throttle.succeeded(user, login.pair[0])
+                self._throttle.note_login(user, login.pair[0])
                 remember(self._right, login.digest, stored)
         if why:
             self.refused(user, address, why)

@@ -20,7 +20,7 @@ FREE = 10  # failures of an address that do not slow down its other users
 ADDRESS_S = 0.05
 FIRST_S, MAX_S = 0.1, 2.0  # for a user after its first failure, doubled with each, and at most
 FORGET_S = 60.0  # without a failure
-MET = 10_000  # users and addresses that have logged in
+LOGINS = 10_000  # users and addresses that have logged in
 
 
 class _Turns:
@@ -62,15 +62,15 @@ class Throttle:
         self._salt = salt
         self._addresses: OrderedDict[str, _Address] = OrderedDict()
         self._counters = 0
-        self._met: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._logins: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def __len__(self) -> int:
         """How many counters there are."""
         return len(self._addresses) + self._counters
 
-    def met(self, user: str, network: str) -> bool:
+    def has_logged_in(self, user: str, network: str) -> bool:
         """Whether the user has logged in from there."""
-        return (network, user) in self._met
+        return (network, user) in self._logins
 
     def free_at(self, user: str, network: str, now: float) -> float:
         """The time from which on a login may be checked; not later than ``now``: at once."""
@@ -79,7 +79,7 @@ class Throttle:
             return now
         at = now
         found.all.forget(now)
-        if found.all.failures > FREE and not self.met(user, network):
+        if found.all.failures > FREE and not self.has_logged_in(user, network):
             at = max(at, found.all.next_at)
         one = found.by_slot.get(self._slot(user))
         if one is not None:
@@ -92,7 +92,7 @@ class Throttle:
         found = self._addresses.get(network)
         if found is None:
             return
-        if found.all.failures > FREE and not self.met(user, network):
+        if found.all.failures > FREE and not self.has_logged_in(user, network):
             found.all.next_at = max(found.all.next_at, now) + ADDRESS_S
         one = found.by_slot.get(self._slot(user))
         if one is not None:
@@ -103,7 +103,7 @@ class Throttle:
         found = self._addresses.get(network)
         return 0 if found is None else found.all.failures
 
-    def failed(self, user: str, network: str, now: float) -> None:
+    def count_failure(self, user: str, network: str, now: float) -> None:
         found = self._addresses.get(network)
         if found is None:
             found = self._addresses[network] = _Address()
@@ -121,12 +121,12 @@ class Throttle:
             _, oldest = self._addresses.popitem(last=False)
             self._counters -= len(oldest.by_slot)
 
-    def succeeded(self, user: str, network: str) -> None:
+    def note_login(self, user: str, network: str) -> None:
         """The failures stay: a right login between them must not speed up who guesses."""
-        self._met[network, user] = None
-        self._met.move_to_end((network, user))
-        if len(self._met) > MET:
-            self._met.popitem(last=False)
+        self._logins[network, user] = None
+        self._logins.move_to_end((network, user))
+        if len(self._logins) > LOGINS:
+            self._logins.popitem(last=False)
 
     def _slot(self, user: str) -> int:
         digest = blake2b(user.encode(errors="surrogateescape"), key=self._salt, digest_size=8).digest()

@@ -27,6 +27,6 @@ def channel_holder(connection: ClientConnection, number: int, now_us: int) -> Ch
 
 def client_name(connection: ClientConnection) -> str:
     """What the client calls itself."""
-    told = connection.protocol.client_properties
-    names = (told[key] for key in ("connection_name", "product") if isinstance(told.get(key), str))
+    table = connection.protocol.client_properties
+    names = (table[key] for key in ("connection_name", "product") if isinstance(table.get(key), str))
     return str(next(names, ""))[:_LONGEST]

@@ -143,15 +143,15 @@ class AmqpServer(LoopThread):
         self.listeners.close()
         for connection in list(self.connections):
             connection.fail(0, ConnectionForced("broker is shutting down"))
-        await self._gone(STOP_S)
+        await self._wait_until_empty(STOP_S)
         for connection in list(self.connections):
             connection.abort("the broker is shutting down and it did not answer")
-        await self._gone(STOP_S)
+        await self._wait_until_empty(STOP_S)
         while not (self.commits.idle and self.turns.idle):  # what sessions asked for when they ended
             await asyncio.sleep(0.001)
         self.commits.close()
 
-    async def _gone(self, timeout_s: float) -> None:
+    async def _wait_until_empty(self, timeout_s: float) -> None:
         if self.connections:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._empty.wait(), timeout_s)

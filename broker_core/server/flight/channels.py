@@ -120,7 +120,7 @@ class FlightChannels:
             self._end(own)
             return None
         if entry is None:
-            raise _gone(call.channel)
+            raise _no_channel(call.channel)
         entry.used_at = time.monotonic()
         if word == "keepalive":
             return None
@@ -130,7 +130,7 @@ class FlightChannels:
             )
         with slots.holding(entry.lock):
             if entry.ended:
-                raise _gone(call.channel)
+                raise _no_channel(call.channel)
             if word == "take_returned":  # it says what has come, so it may be repeated
                 arguments: dict[str, Any] = _arguments(word, call.arguments)
                 self._call_permissions.check(call_permissions.CHANNEL, word, caller, arguments)
@@ -159,7 +159,7 @@ class FlightChannels:
             try:
                 arguments = _arguments(word, call.arguments)
                 self._call_permissions.check(call_permissions.CHANNEL, word, caller, arguments)
-                entry.answer = _said(entry.channel, word, arguments)
+                entry.answer = _carry_out(entry.channel, word, arguments)
                 self._call_permissions.carried_out(caller, f"channel.{word}", arguments)
             except Exception as error:  # kept as the answer: the call was made and is not made again
                 entry.error = error
@@ -260,7 +260,7 @@ class FlightChannels:
             self._try(self._end, channel_id)
 
 
-def _gone(channel_id: str) -> errors.ConnectionFailed:
+def _no_channel(channel_id: str) -> errors.ConnectionFailed:
     return errors.ConnectionFailed(
         f"channel {channel_id} is gone: its broker was restarted or its lease of {LEASE_S:.0f} s ran out. "
         "What was not committed is rolled back and its deliveries are requeued; open a new channel"
@@ -285,7 +285,7 @@ def _arguments(word: str, values: dict[str, object]) -> dict[str, object]:
     return values
 
 
-def _said(channel: LocalChannel, word: str, arguments: dict[str, Any]) -> Any:
+def _carry_out(channel: LocalChannel, word: str, arguments: dict[str, Any]) -> Any:
     if word == "publish_all":  # the publishes of a transaction that its client has gathered
         for message in arguments["messages"]:
             channel.publish(**message)

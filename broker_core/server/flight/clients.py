@@ -46,7 +46,7 @@ class FlightClients:
     def called(self, peer: str, caller: Caller) -> None:
         self._hear(self._connections, peer, caller)
 
-    def gone(self, peer: str) -> None:
+    def forget(self, peer: str) -> None:
         with self._lock:
             self._connections.pop(peer, None)
 

@@ -38,13 +38,13 @@ REPORT_S = 5.0
 
 
 class FlightConnectionLimit:
-    """Of all listeners of one server. ``limit``: of connections, logged in or not. ``gone``: all are called
+    """Of all listeners of one server. ``limit``: of connections, logged in or not. ``on_close``: all are called
     with the gRPC name of each that had logged in and has ended.
     """
 
     def __init__(
         self,
-        gone: Callable[[str], None],
+        on_close: Callable[[str], None],
         limit: int | None = None,
         handshake_s: float = HANDSHAKE_S,
         *,
@@ -53,7 +53,7 @@ class FlightConnectionLimit:
     ) -> None:
         limit = max(sockets() // 4, 16) if limit is None else limit
         self._quota = Quota(UserLimit(limit), flight_connection, shares)
-        self.gone, self._handshake_s = [gone], handshake_s
+        self.on_close, self._handshake_s = [on_close], handshake_s
         self._look_s = LOOK_SELDOM_S if of_this_host else LOOK_S
         self._lock = threading.Lock()
         self._checks: Counter[Peer] = Counter()  # logins that are being checked
@@ -199,7 +199,7 @@ class FlightConnectionLimit:
                 self._quota.leave(name)
             proved, checking = {peer for peer, _ in self._proved.values()}, set(self._checks)
         for name in left:
-            for tell in self.gone:
+            for tell in self.on_close:
                 tell(name)
         waiting = [each for each in found if each.peer not in proved]
         self._seen = {each.peer: self._seen.get(each.peer, now) for each in waiting}

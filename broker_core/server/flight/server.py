@@ -90,8 +90,8 @@ class FlightServer:
         }
         self._stopping = threading.Event()
         self._listeners: list[FlightListener] = []
-        self.connection_limit = connection_limit or FlightConnectionLimit(logins.gone)
-        self.connection_limit.gone.append(self._call_permissions.clients.gone)
+        self.connection_limit = connection_limit or FlightConnectionLimit(logins.forget)
+        self.connection_limit.on_close.append(self._call_permissions.clients.forget)
         self.connection_limit.watch(lambda: [each.port for each in self._listeners])
 
     def listen(self, host: str, port: int, tls: TlsFiles | None = None) -> int:

@@ -152,22 +152,22 @@ class Application:
                 query = dict(request.query_params) if request.scope["query_string"] else {}
                 changes = self._cache.changes
                 call = HttpCall(self._served, caller, params, query, body, reason, visit)
-                response = await self._found(route, call)
+                response = await self._call_route(route, call)
             if route.waits:
                 self._cache.changed()
             elif key is not None:
                 self._cache.keep(key, response, changes, route.kept_s)
             return response
         except HttpRefusal as refusal:
-            return self._refused(request, caller, action, refusal)
+            return self._refuse(request, caller, action, refusal)
         except TxmqError as error:
-            return self._refused(request, caller, action, refusal_of(error))
+            return self._refuse(request, caller, action, refusal_of(error))
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception:
             logger.exception("%s failed", action)
             failed = HttpRefusal(500, "internal_error", "the broker's log has the reason")
-            return self._refused(request, caller, action, failed)
+            return self._refuse(request, caller, action, failed)
 
     def _room(self, caller: Caller) -> AbstractContextManager[None]:
         """Nobody takes none: who sends a login slowly, or guesses, would keep others from their login. Its
@@ -196,21 +196,21 @@ class Application:
             return _object(body)
         return await asyncio.get_running_loop().run_in_executor(self._beside, _object, body)
 
-    async def _found(self, route: Route, call: HttpCall) -> Response:
+    async def _call_route(self, route: Route, call: HttpCall) -> Response:
         if not route.works or (route.counted and self._served.things <= FEW):
             found = route.answer(call)
             return _response(await found if isinstance(found, Awaitable) else found)
         loop = asyncio.get_running_loop()
         threads = self._waiting if route.waits else self._beside
-        return await loop.run_in_executor(threads, partial(_answered, route, call))
+        return await loop.run_in_executor(threads, partial(_run, route, call))
 
-    def _refused(self, request: Request, caller: Any, action: str, refusal: HttpRefusal) -> Response:
+    def _refuse(self, request: Request, caller: Any, action: str, refusal: HttpRefusal) -> Response:
         if refusal.denied and caller is not None:
-            told = {"listener": "http", "vhost": caller.state.vhost, "asked": action, "why": refusal.reason}
+            fields = {"listener": "http", "vhost": caller.state.vhost, "asked": action, "why": refusal.reason}
             who = caller.identity.user, caller.address
-            self._served.logins.audit.record("refused", *who, **told)
+            self._served.logins.audit.record("refused", *who, **fields)
             logger.info("%s of user '%s' at %s is refused: %s", action, *who, refusal.reason)
-        return _told(request, refusal, page=entrance.is_page(request.scope["path"]))
+        return _refusal_response(request, refusal, page=entrance.is_page(request.scope["path"]))
 
     async def _body(self, request: Request, most: int) -> bytes:
         """Raises Refusal."""
@@ -338,21 +338,21 @@ def _not_allowed(request: Request, handlers: Handlers) -> Response:
     if request.method == "OPTIONS":
         return Response(headers={"allow": ", ".join(allowed)})
     text = f"{request.method} is not one of {', '.join(allowed)}"
-    response = _told(request, HttpRefusal(405, "method_not_allowed", text), page=False)
+    response = _refusal_response(request, HttpRefusal(405, "method_not_allowed", text), page=False)
     response.headers["allow"] = ", ".join(allowed)
     return response
 
 
 async def _no_route(request: Request) -> Response:
-    return _told(request, not_found(), page=entrance.is_page(request.scope["path"]))
+    return _refusal_response(request, not_found(), page=entrance.is_page(request.scope["path"]))
 
 
-def _told(request: Request, refusal: HttpRefusal, *, page: bool) -> Response:
+def _refusal_response(request: Request, refusal: HttpRefusal, *, page: bool) -> Response:
     """``page``: for a browser."""
     if page:
         response = entrance.refused(request, refusal)
     else:
-        response = _response(HttpAnswer(refusal.status, refusal.told))
+        response = _response(HttpAnswer(refusal.status, refusal.body))
         if refusal.status == 401:
             response.headers.update(gate.CHALLENGE)
     if refusal.status == 503:
@@ -362,7 +362,7 @@ def _told(request: Request, refusal: HttpRefusal, *, page: bool) -> Response:
     return response
 
 
-def _answered(route: Route, call: HttpCall) -> Response:
+def _run(route: Route, call: HttpCall) -> Response:
     return _response(route.answer(call))
 
 

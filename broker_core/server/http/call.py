@@ -116,9 +116,9 @@ class HttpCall:
 
     def record(self, event: str, **what: object) -> None:
         """Into the audit log, once it is durable."""
-        told = {
+        fields = {
             "listener": "http",
             **what,
             **({"reason": self.reason[:MAX_NAME_BYTES]} if self.reason else {}),
         }
-        self.served.logins.audit.record(event, self.user, self.caller.address, **told)
+        self.served.logins.audit.record(event, self.user, self.caller.address, **fields)

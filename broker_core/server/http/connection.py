@@ -45,7 +45,7 @@ class HttpListener(Protocol):
     @property
     def unauthenticated(self) -> UnauthenticatedLimit: ...
 
-    def gone(self, connection: HttpConnection) -> None: ...
+    def leave(self, connection: HttpConnection) -> None: ...
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -78,7 +78,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unlimit()
         self._unset_keepalive_if_required()
-        self.listener.gone(self)
+        self.listener.leave(self)
         super().connection_lost(exc)
         # each request refers to this connection: without it their headers wait for the collector
         self.pipeline.clear()

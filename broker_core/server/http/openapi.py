@@ -18,7 +18,7 @@ def _operation(route: Route) -> dict[str, object]:
     ]
     answers = {"200" if route.method in ("GET", "POST") else "204": {"description": "done"}}
     answers |= {"4XX": {"description": "refused: an object with error and reason"}}
-    told: dict[str, object] = {
+    document: dict[str, object] = {
         "summary": route.text,
         "description": f"Needs: {route.need}.",
         "tags": [_section(route.path)],
@@ -26,8 +26,8 @@ def _operation(route: Route) -> dict[str, object]:
         "responses": answers,
     }
     if route.method in ("PUT", "POST"):
-        told["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}
-    return told
+        document["requestBody"] = {"content": {"application/json": {"schema": {"type": "object"}}}}
+    return document
 
 
 def _section(path: str) -> str:
@@ -35,7 +35,7 @@ def _section(path: str) -> str:
     return "/".join(steps[1:3] if steps[1:2] == ["txmq"] else steps[1:2]) or steps[0]
 
 
-def described(routes: Iterable[Route]) -> dict[str, object]:
+def describe(routes: Iterable[Route]) -> dict[str, object]:
     paths: dict[str, dict[str, object]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
@@ -54,6 +54,6 @@ def described(routes: Iterable[Route]) -> dict[str, object]:
 
 def route(routes: Sequence[Route]) -> Route:
     """The route of the description, of ``routes`` and itself."""
-    own = read("/api/txmq/openapi.json", "management", lambda _call: told, "This description")
-    told = described([*routes, own])
+    own = read("/api/txmq/openapi.json", "management", lambda _call: document, "This description")
+    document = describe([*routes, own])
     return own

@@ -13,7 +13,7 @@ class HttpRefusal(Exception):
         self.status, self.error, self.reason, self.denied = status, error, reason, denied
 
     @property
-    def told(self) -> dict[str, str]:
+    def body(self) -> dict[str, str]:
         return {"error": self.error, "reason": self.reason}
 
 

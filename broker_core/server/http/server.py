@@ -141,6 +141,6 @@ class HttpServer(LoopThread):
             await asyncio.sleep(0.001)
 
     # -- called by connections -------------------------------------------------------------------------------
-    def gone(self, connection: HttpConnection) -> None:
+    def leave(self, connection: HttpConnection) -> None:
         self.unauthenticated.leave(connection)
         self.connections.leave(connection)

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from broker_core.core import failpoint
 from connector.delta import log
-from connector.delta.after.transaction import DeltaCommitter, begun, last_version
+from connector.delta.after.transaction import DeltaCommitter, begin, last_version
 from connector.delta.before.staged_files import StagedFiles
 from connector.delta.commits import require_commit, retried, was_committed
 from connector.delta.last_commit import LastCommit, LastCommits, commit_file
@@ -70,7 +70,7 @@ class Adding:
             nonlocal first, transaction, version
             last = self._last.of(spark, table.location) if first else None
             quick, first = first, False
-            transaction = begun(spark, table.location, last)
+            transaction = begin(spark, table.location, last)
             if has_it or last_version(transaction, once.txn_app_id, last, quick=quick) >= once.sequence:
                 return True
             # 1
@@ -92,7 +92,7 @@ class Adding:
                 return None
         except FileNotFoundError:
             # another driver has committed and deleted them?
-            if last_version(begun(spark, table.location, None), once.txn_app_id, None) < once.sequence:
+            if last_version(begin(spark, table.location, None), once.txn_app_id, None) < once.sequence:
                 for each in staged:
                     each.require_there(
                         files, f"table {table.name!r}, batch {once.sequence} of app {once.app_id!r}"

@@ -28,7 +28,7 @@ _METRICS = "org.apache.spark.sql.execution.metric.SQLMetrics"
 _FIGURES = ("numFiles", "numOutputRows", "numOutputBytes")
 
 
-def begun(spark: SparkSession, location: str, last: LastCommit | None) -> JavaObject:
+def begin(spark: SparkSession, location: str, last: LastCommit | None) -> JavaObject:
     """A transaction on the table as it is now; ``last``: its last commit, if that is known."""
     nothing = jvm.nothing(spark)
     if last is None:

@@ -173,7 +173,7 @@ def checks_of(login_queue: LoginQueue, throttle: Throttle, logins: list[Login], 
             if found is not None:
                 checked.append(found)
                 login_queue.done(found)
-                throttle.failed(found.user, found.pair[0], now)
+                throttle.count_failure(found.user, found.pair[0], now)
             else:
                 at = login_queue.next_at(now)
                 now = end if at is None else min(max(at, now + 0.001), end)
@@ -206,8 +206,8 @@ def test_a_user_of_an_address_gets_one_check_in_two_seconds() -> None:
 def test_a_right_login_does_not_speed_up_who_guesses() -> None:
     throttle = Throttle(b"salt")
     for _ in range(8):
-        throttle.failed("ann", "10.0.0.1", 1.0)
-    throttle.succeeded("ann", "10.0.0.1")
+        throttle.count_failure("ann", "10.0.0.1", 1.0)
+    throttle.note_login("ann", "10.0.0.1")
     assert throttle.free_at("ann", "10.0.0.1", 1.0) == 1.0 + throttles.MAX_S
 
 
@@ -240,7 +240,7 @@ def test_a_thousand_wrong_logins_a_minute_delay_no_honest_first_one(names: int, 
 def test_a_queue_of_logins_is_fair_to_addresses_and_users_and_bounded() -> None:
     throttle = Throttle(b"salt")
     waiting = LoginQueue(throttle)
-    throttle.succeeded("known", "10.0.0.1")
+    throttle.note_login("known", "10.0.0.1")
     refused = []
     for n in range(2000):
         refused.append(waiting.add(Login(f"n{n % 500}", str(n), "10.0.0.1", b"%d" % n, 0.0)))
@@ -297,12 +297,12 @@ def test_the_memory_of_failures_is_bounded() -> None:
     throttle = Throttle(b"salt")
     for attempt in range(40_000):
         network = network_of(f"10.{attempt >> 16}.{attempt >> 8 & 255}.{attempt & 255}")
-        throttle.failed(f"user {attempt}", network, 0.0)
-        throttle.failed(f"user {attempt}", network_of("10.9.9.9"), 0.0)
-        throttle.failed("user", network_of(f"2001:db8::{attempt:x}"), 0.0)  # all of one network
-        throttle.succeeded(f"user {attempt}", network)
+        throttle.count_failure(f"user {attempt}", network, 0.0)
+        throttle.count_failure(f"user {attempt}", network_of("10.9.9.9"), 0.0)
+        throttle.count_failure("user", network_of(f"2001:db8::{attempt:x}"), 0.0)  # all of one network
+        throttle.note_login(f"user {attempt}", network)
     assert len(throttle) <= throttles.ADDRESSES + throttles.COUNTERS
-    assert len(throttle._addresses) <= throttles.ADDRESSES and len(throttle._met) <= throttles.MET
+    assert len(throttle._addresses) <= throttles.ADDRESSES and len(throttle._logins) <= throttles.LOGINS
     assert throttle._counters == sum(len(each.by_slot) for each in throttle._addresses.values())
 
 
@@ -368,7 +368,7 @@ def test_a_right_password_is_behind_the_wrong_ones_and_on_a_proved_connection_it
         logins.basic("ann", PASSWORD, address, f"ipv4:{address}:1")
     assert asked(logins, "ann", PASSWORD) is True
     for _ in range(8):
-        logins._checks._throttle.failed("ann", "10.0.0.1", time.monotonic())
+        logins._checks._throttle.count_failure("ann", "10.0.0.1", time.monotonic())
     wrong = [logins.ask("ann", f"wrong {n}", "10.0.0.1") for n in range(login_queues.PAIR)]
     assert asked(logins, "ann", PASSWORD) is False, "the places are taken: right and wrong are refused alike"
     assert asked(logins, "ann", "wrong again") is False

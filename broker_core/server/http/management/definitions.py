@@ -47,7 +47,7 @@ def _export_one(call: HttpCall) -> Row:
 
 
 def _import(call: HttpCall) -> HttpAnswer:
-    return _told(_imported(call, dict(call.body)))
+    return _import_answer(_imported(call, dict(call.body)))
 
 
 def _import_one(call: HttpCall) -> HttpAnswer:
@@ -63,7 +63,7 @@ def _import_one(call: HttpCall) -> HttpAnswer:
     left = [
         Skipped(name, name, vhost, "only /api/definitions takes it") for name in others if call.body[name]
     ]
-    return _told(replace(imported, skipped=(*imported.skipped, *left)))
+    return _import_answer(replace(imported, skipped=(*imported.skipped, *left)))
 
 
 def _imported(call: HttpCall, document: Row, vhost: str = "/") -> Imported:
@@ -73,7 +73,7 @@ def _imported(call: HttpCall, document: Row, vhost: str = "/") -> Imported:
         raise bad_request(error.message) from error
 
 
-def _told(imported: Imported) -> HttpAnswer:
+def _import_answer(imported: Imported) -> HttpAnswer:
     """Empty, as RabbitMQ's, where all has a counterpart."""
     if not imported.skipped:
         return DONE
