@@ -20,7 +20,7 @@ FILL_ROWS = 65_536
 
 
 @dataclass(frozen=True)
-class Served:
+class Backend:
     """``amqp``: the URI for guest, or None without an AMQP endpoint; ``http``: where its HTTP listener is."""
 
     url: str
@@ -35,7 +35,7 @@ def serve_command(data: Path | str, *more: str, listen: str = "127.0.0.1:0") -> 
 
 
 @contextlib.contextmanager
-def serving(data: Path, *more: str, amqp: bool = False) -> Iterator[Served]:
+def serving(data: Path, *more: str, amqp: bool = False) -> Iterator[Backend]:
     """``txmq serve`` on free ports of loopback, with an AMQP endpoint if ``amqp``; ended cleanly.
 
     ``more``: of its arguments.
@@ -51,7 +51,7 @@ def serving(data: Path, *more: str, amqp: bool = False) -> Iterator[Served]:
                 f"the broker did not start: {(data.parent / f'{data.name}.log').read_text()[-2000:]}"
             )
         http = next((word for word in line if word.startswith("http")), None)
-        yield Served(line[1], process.pid, _guest(line) if amqp else None, http)
+        yield Backend(line[1], process.pid, _guest(line) if amqp else None, http)
     finally:
         process.terminate()
         try:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pika
 
-from bench.broker import Served, serving
+from bench.broker import Backend, serving
 from bench.dead_letters import asking
 from bench.permissions import processor_ns
 from bench.report import Figure, note
@@ -138,7 +138,7 @@ def _refused(call: Callable[[], object]) -> None:
 CASES: tuple[Case, ...] = (wildcards, copies, chains, headers, bindings, arguments, exclusive, names)
 
 
-def _measured(served: Served, client: BrokerClient, case: Case, times: int) -> tuple[float, float]:
+def _measured(served: Backend, client: BrokerClient, case: Case, times: int) -> tuple[float, float]:
     """The processor time of one request in ms, and the longest wait of another client beside some."""
     assert served.amqp is not None
     connection = pika.BlockingConnection(pika.URLParameters(f"{served.amqp}?heartbeat=0"))

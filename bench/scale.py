@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pika
 import psutil
 
-from bench.broker import Served, fill, serving
+from bench.broker import Backend, fill, serving
 from bench.permissions import processor_ns
 from bench.report import Figure, note
 from bench.streams import open_spark, run
@@ -86,7 +86,7 @@ def many_apps(folder: Path) -> list[Figure]:
 
 def beside_one(
     name: str,
-    brokers: Sequence[Served],
+    brokers: Sequence[Backend],
     largest: int,
     steps: int,
     one: Callable[[int, int], T],
@@ -111,7 +111,7 @@ def beside_one(
 
 
 @contextlib.contextmanager
-def connected(served: Served) -> Iterator[Any]:
+def connected(served: Backend) -> Iterator[Any]:
     """A channel with confirms."""
     assert served.amqp is not None
     with pika.BlockingConnection(pika.URLParameters(f"{served.amqp}?heartbeat=0")) as connection:

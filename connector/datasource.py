@@ -87,7 +87,7 @@ class TxmqDataSource(ds.DataSource):
         return "txmq"
 
     def schema(self) -> StructType:
-        from connector.options import READ, Included, check_known, table_options
+        from connector.options import READ, ExtraColumns, check_known, table_options
 
         if "table" in self.options:
             from connector import state
@@ -96,8 +96,8 @@ class TxmqDataSource(ds.DataSource):
         from connector.stream.schema import read_schema
 
         check_known(self.options, READ)
-        texts = (str(self.options.get(f"include{name.title()}", "")) for name in Included._fields)
-        return read_schema(Included(*(text.strip().lower() == "true" for text in texts)))
+        texts = (str(self.options.get(f"include{name.title()}", "")) for name in ExtraColumns._fields)
+        return read_schema(ExtraColumns(*(text.strip().lower() == "true" for text in texts)))
 
     def streamReader(self, schema: StructType) -> ds.DataSourceStreamReader:
         from connector.options import read_options

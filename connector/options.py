@@ -301,7 +301,7 @@ def _address(raw: Mapping[str, str], values: Mapping[str, Any]) -> AddressOption
     return AddressOptions(without_login(values["url"]), None, settings, found.credentials)
 
 
-class Included(NamedTuple):
+class ExtraColumns(NamedTuple):
     """The columns of a read that are there only if they are asked for."""
 
     properties: bool = False
@@ -310,7 +310,7 @@ class Included(NamedTuple):
     headers: bool = False
 
 
-PLAIN = Included()
+PLAIN = ExtraColumns()
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +333,7 @@ class ReadOptions:
     max_delay_s: float
     min_partitions: int | None
     max_rows_per_partition: int | None
-    included: Included
+    included: ExtraColumns
     fail_on_data_loss: bool
     on_new_checkpoint: OnNewCheckpoint
 
@@ -420,7 +420,7 @@ def read_options(raw: Mapping[str, str], mode: Literal["stream read", "batch rea
         max_delay_s=values["maxTriggerDelay"],
         min_partitions=values["minPartitions"],
         max_rows_per_partition=values["maxRecordsPerPartition"],
-        included=Included(*(values[f"include{name.title()}"] for name in Included._fields)),
+        included=ExtraColumns(*(values[f"include{name.title()}"] for name in ExtraColumns._fields)),
         fail_on_data_loss=values["failOnDataLoss"],
         on_new_checkpoint=values["onNewCheckpoint"],
     )

@@ -37,7 +37,7 @@ DEATHS, PREVIOUS, COPIES = "x-death", "x-previous-death", "CC"
 NAMED = 10  # queues that a text names
 
 
-class Chosen(NamedTuple):
+class MessageMove(NamedTuple):
     offset: int
     to: str
     reason: str
@@ -55,7 +55,7 @@ class MessageSelection:
     limit: int | None
     has: Callable[[str], bool] | None = None
 
-    def of(self, offset: int, properties: bytes) -> Chosen | None:
+    def of(self, offset: int, properties: bytes) -> MessageMove | None:
         """None: the message stays."""
         try:
             headers = dict(raw_headers(properties))
@@ -67,7 +67,7 @@ class MessageSelection:
             return None
         if self.has is not None and not self.has(to):
             return None
-        return Chosen(offset, to, reason)
+        return MessageMove(offset, to, reason)
 
 
 @command(
@@ -220,7 +220,7 @@ def _end(client: BrokerClient, queue: str) -> int:
     return client.available([log])[log].end
 
 
-def _pages(client: BrokerClient, selection: MessageSelection, end: int) -> Iterator[list[Chosen]]:
+def _pages(client: BrokerClient, selection: MessageSelection, end: int) -> Iterator[list[MessageMove]]:
     """What is chosen, oldest first, at most PAGE messages at a time."""
     (log,) = client.logs([selection.queue])
     start = client.available([log])[log].start
@@ -235,7 +235,7 @@ def _pages(client: BrokerClient, selection: MessageSelection, end: int) -> Itera
         start = stop
 
 
-def _chosen(selection: MessageSelection, rows: pa.RecordBatch) -> Iterator[Chosen]:
+def _chosen(selection: MessageSelection, rows: pa.RecordBatch) -> Iterator[MessageMove]:
     offsets, properties = rows.column("offset").to_pylist(), rows.column("properties").to_pylist()
     for offset, encoded in zip(offsets, properties, strict=True):
         chosen = selection.of(offset, encoded)

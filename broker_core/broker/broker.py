@@ -27,7 +27,7 @@ from broker_core.broker.message.settlement import Settlement
 from broker_core.broker.message.vhost_message_limit import VhostMessageLimit
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.pending_checks import PendingChecks
-from broker_core.broker.repair import Repaired
+from broker_core.broker.repair import RepairResult
 from broker_core.broker.topology.virtual_hosts import VirtualHosts
 from broker_core.broker.transaction.names import TransactionNames
 from broker_core.core.address import VHOST
@@ -39,11 +39,11 @@ from broker_core.core.records import Record, RunRecord
 R = TypeVar("R", bound=Record)
 
 
-class Loaded:
+class LoadResult:
     """Results of loading, beside the state itself."""
 
     def __init__(self) -> None:
-        self.repaired = Repaired()
+        self.repaired = RepairResult()
         self.latest_us = 0  # the latest commit time
         self.records: dict[type[Record], list[Any]] = {}  # of micro-batches
 
@@ -96,7 +96,7 @@ class BrokerState:
         )
         self.prepared = Prepared(transactions)
         self.dispatch = Dispatch(virtual_hosts.registry, blocks, self.expiry, pending_checks)
-        self.loaded = Loaded()
+        self.loaded = LoadResult()
 
     @property
     def vhost(self) -> str:

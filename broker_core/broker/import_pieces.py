@@ -40,7 +40,7 @@ def pieces(found: Definitions, listed: Collection[str] = ()) -> Iterator[Definit
         yield piece
 
 
-class Needed:
+class Prerequisites:
     """What the rows of a piece need that other pieces bring."""
 
     def __init__(self, found: Definitions) -> None:

@@ -69,7 +69,7 @@ class Info(Protocol):
 
 
 @dataclass(slots=True)
-class Repaired:
+class RepairResult:
     """What to load instead of the stored records, and what to write so that it is stored correctly."""
 
     records: list[Record] = field(default_factory=list)
@@ -122,14 +122,14 @@ class _Log:
         return offset < self.floor or self.settled.contains(offset)
 
 
-def repair(records: Sequence[Record], inbox: Sequence[InboxRow], blocks: Iterable[Info]) -> Repaired:
+def repair(records: Sequence[Record], inbox: Sequence[InboxRow], blocks: Iterable[Info]) -> RepairResult:
     """Repairs the records. ``blocks`` are those in segments; the rows of the others are ``inbox``, in
     (block_id, row) order.
     """
     return _Repair(records, inbox, blocks).run()
 
 
-def leave_out_history(found: Repaired, damaged: Iterable[Damaged]) -> None:
+def leave_out_history(found: RepairResult, damaged: Iterable[Damaged]) -> None:
     """Drops rows of the history of commits that cannot be read: no message needs them."""
     for each in damaged:
         if each.number:
@@ -139,7 +139,7 @@ def leave_out_history(found: Repaired, damaged: Iterable[Damaged]) -> None:
 
 class _Repair:
     def __init__(self, records: Sequence[Record], inbox: Sequence[InboxRow], blocks: Iterable[Info]) -> None:
-        self.found = Repaired()
+        self.found = RepairResult()
         self.inbox = inbox
         self.rows = {info.block_id: info.rows for info in blocks}
         self.rows.update((row.block_id, row.row + 1) for row in inbox)
@@ -151,7 +151,7 @@ class _Repair:
     def of(self, kind: type[R]) -> list[R]:
         return self.by_class.get(kind, [])
 
-    def run(self) -> Repaired:
+    def run(self) -> RepairResult:
         _keep_hosts(self)
         _keep_topology(self)
         self._queues()

@@ -313,7 +313,7 @@ class LocalChannel:
     def recover(self) -> int:
         """Requeues and counts unacked deliveries, except those acked in the open transaction."""
         count = self._run(lambda _state, change, now: self._channel.recover(change, now))
-        self._committer.published.tell_consumers()
+        self._committer.listeners.tell_consumers()
         return count
 
     # -- transactions ----------------------------------------------------------------------------------------
@@ -438,7 +438,7 @@ class LocalChannel:
             with self._committer.look:
                 channel.close(why)
         self._ended, self.stored = True, deque()
-        self._committer.published.tell_consumers()
+        self._committer.listeners.tell_consumers()
 
     @uninterrupted
     def _commit_single(self) -> None:
@@ -461,7 +461,7 @@ class LocalChannel:
                     settles = [settle for left in pieces[place:] for settle in left.settles]
                     with self._committer.look as state:
                         state.settlement.requeue((queue, offset) for queue, offset, _ in settles)
-                    self._committer.published.tell_consumers()
+                    self._committer.listeners.tell_consumers()
                 raise
 
     def _commit(self, transaction: Transaction, call: Call | None = None, routed: bool = False) -> None:

@@ -41,9 +41,9 @@ from broker_core.core.block import NotLoaded
 from broker_core.core.change import Change
 from broker_core.core.errors import InternalFault, StoreFailed, TxmqError
 from broker_core.message import spans
+from broker_core.node.commit_listeners import CommitListeners
 from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.loaded_blocks import NOTHING, HeldUp, Loaded, LoadedBlocks, Look
-from broker_core.node.published import Published
 from broker_core.store.port import Store
 
 logger = logging.getLogger("txmq.broker")
@@ -124,7 +124,7 @@ class Committer:
         self.look = Look(state, self._lock)
         self._store = store
         self._clock = clock
-        self.published = Published(state)
+        self.listeners = CommitListeners(state)
         self._mutex = _thread.allocate_lock()  # guards the two below
         self.waiting: list[Waiting] = []
         self._led = False
@@ -323,7 +323,7 @@ class Committer:
             with self._lock:  # 3. show
                 state.transactions.publish()
         if touched or state.pending_checks.runnable or state.virtual_hosts.registry.cancelled:
-            self.published.tell(touched)
+            self.listeners.tell(touched)
         failpoint.here("committer.published")
 
     def _plan(self, waiting: Waiting, now_us: int, changes: list[Change]) -> bool:
@@ -361,7 +361,7 @@ class Committer:
             self.failure = error if isinstance(error, StoreFailed) else StoreFailed.of(error)
         for waiting in group:
             waiting.answer, waiting.error = None, self.failure  # an answer of 1. is not durable
-        self.published.tell(None)
+        self.listeners.tell(None)
 
 
 def _gates(answered: list[Waiting], mine: Waiting) -> list[Waiter]:

@@ -26,7 +26,7 @@ from broker_core.broker.access.rights import OWNER, Actor, Rights
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.decision import Decided, Decision, all_of, decide, rollback_all
 from broker_core.broker.history.history import HistoryLimits
-from broker_core.broker.message.damaged import blocks_of, damaged_entries, require_free, settle
+from broker_core.broker.message.damage import blocks_of, damaged_entries, require_free, settle
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.log import committed_at
 from broker_core.broker.recover import recover

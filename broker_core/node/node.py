@@ -185,14 +185,14 @@ class Node:
         that made messages of them visible. Raises StoreFailed.
         """
         deadline = time.monotonic() + timeout_s
-        published = self.committer.published
+        listeners = self.committer.listeners
         while True:
             self.committer.check()
             with self.look as state:
                 waiting = ends(state)
                 if any(queue.log.visible_end > end for queue, end in waiting.items()):
                     return True
-                gate = published.gate(waiting)  # under the lock: each later commit opens it
+                gate = listeners.gate(waiting)  # under the lock: each later commit opens it
             try:
                 self.committer.check()  # again: a failure before the gate was there does not open it
                 left_s = deadline - time.monotonic()
@@ -200,7 +200,7 @@ class Node:
                     return False
                 gate.acquire(True, min(left_s, threading.TIMEOUT_MAX))
             finally:
-                published.leave(gate, waiting)
+                listeners.leave(gate, waiting)
 
     def new_name(self) -> str:
         return f"amq.gen-{self._ids()}"

@@ -33,8 +33,8 @@ from broker_core.core.errors import (
     StoreFailed,
 )
 from broker_core.core.ids import BlockId
+from broker_core.node.commit_listeners import WAITING
 from broker_core.node.committer import Committer, changes
-from broker_core.node.published import WAITING
 from broker_core.store.port import BlockUsage, SegmentUsage, Store
 
 ALIVE = 0.3  # a segment with a smaller share of living bytes is compacted
@@ -205,7 +205,7 @@ class Upkeep:
 
     def stop(self) -> None:
         self._ending = True
-        self._committer.published.upkeep.set()
+        self._committer.listeners.upkeep.set()
         if self._thread is not None:
             self._thread.join()
 
@@ -242,10 +242,10 @@ class Upkeep:
         wait_us = min(
             int((next_tick - time.monotonic()) * 1_000_000), self._state.pending_checks.next_deadline - now
         )
-        published = self._committer.published
-        published.upkeep_us = now + wait_us
-        published.upkeep.wait(max(0, wait_us) / 1_000_000)
-        published.upkeep.clear()
+        listeners = self._committer.listeners
+        listeners.upkeep_us = now + wait_us
+        listeners.upkeep.wait(max(0, wait_us) / 1_000_000)
+        listeners.upkeep.clear()
 
     def _carry_out(self, step: Callable[[], None]) -> None:
         """Runs a step. Raises StoreFailed, and the errors of a failing disk."""
@@ -281,7 +281,7 @@ class Upkeep:
             unused = [(topology, found) for topology in topologies if (found := topology.leases.unused(now))]
         for topology, found in unused:
             self._committer.run(partial(_delete_unused, topology, found))
-            self._committer.published.tell_consumers()
+            self._committer.listeners.tell_consumers()
         due: list[Queue] = []
         for start in range(0, len(queues), LOOKED_AT):
             with self._committer.look as state:
@@ -301,7 +301,7 @@ class Upkeep:
             due = [queue for queue in due if not self._is_aside(queue)]
         while due and not self._ending:
             due = self._expire_some(due)
-            self._committer.published.tell_consumers()
+            self._committer.listeners.tell_consumers()
             if due:
                 with self._committer.look as state:
                     found = dict.fromkeys([*due, *state.expiry.due(self._clock())])

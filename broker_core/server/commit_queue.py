@@ -178,7 +178,7 @@ class CommitQueue:
         self._aside = 0  # works in other threads
         self._thread = threading.get_ident()
         self._gates = _Gates(loop, self._opened, self.wake)
-        broker.committer.published.awaken = self.awaken
+        broker.committer.listeners.awaken = self.awaken
         # called when a tick is over: what it answered may be written
         self.answered: Callable[[], None] | None = None
 
@@ -266,9 +266,9 @@ class CommitQueue:
 
     def close(self) -> None:
         """No other thread calls the loop from now on."""
-        published = self._broker.committer.published
-        if published.awaken == self.awaken:
-            published.awaken = None
+        listeners = self._broker.committer.listeners
+        if listeners.awaken == self.awaken:
+            listeners.awaken = None
         self._pool.shutdown(wait=False)
 
     # -- a tick ----------------------------------------------------------------------------------------------

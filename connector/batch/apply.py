@@ -41,7 +41,7 @@ log = logging.getLogger("txmq")
 NOTED_CHARACTERS = 500  # of an error, for an operator
 _TABLES_AT_ONCE = 8
 
-Numbered = list[tuple[int, list[ToApply]]]  # the steps of one table, with their numbers in the batch
+TableSteps = list[tuple[int, list[ToApply]]]  # the steps of one table, with their numbers in the batch
 
 
 class Apply:
@@ -112,11 +112,11 @@ class DecidedBatch:
     entry: LedgerEntry
     versions: dict[str, int] = field(default_factory=dict)
 
-    def apply_side_by_side(self, tables: list[Numbered]) -> None:
+    def apply_side_by_side(self, tables: list[TableSteps]) -> None:
         """Raises the error of the first table that has one, when all have ended, and logs those of others."""
         context = ThreadContext(self.spark)
 
-        def table(steps: Numbered) -> None:
+        def table(steps: TableSteps) -> None:
             with context.taken():
                 self.apply(steps)
 
@@ -131,7 +131,7 @@ class DecidedBatch:
         for _, error in failed[:1]:
             raise error
 
-    def apply(self, steps: Numbered) -> None:
+    def apply(self, steps: TableSteps) -> None:
         """The steps of one table."""
         for number, parts in steps:
             failpoint.here(f"foreach.applying.{number}")
@@ -294,7 +294,7 @@ def _schema(parts: Sequence[ToApply]) -> StructType:
     return StructType.fromJson(json.loads(parts[0].target["schema"]))
 
 
-def _grouped(entry: LedgerEntry) -> tuple[list[Numbered], dict[str, list[ToApply]]]:
+def _grouped(entry: LedgerEntry) -> tuple[list[TableSteps], dict[str, list[ToApply]]]:
     """The parts to apply: by table and step, the tables in the order of their first part; and by function, in
     the order of staging. The steps are numbered through.
     """

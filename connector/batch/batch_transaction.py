@@ -31,7 +31,7 @@ from connector.batch.thread_context import ThreadContext
 from connector.errors import error_summary
 from connector.options import AddressOptions
 from connector.reject.dead_letters import ATTEMPTS, Rejection, rejected_rows, with_reason
-from connector.reject.rejected_metrics import Seen, to_write
+from connector.reject.rejected_metrics import Executions, to_write
 from connector.sql import nullable
 from connector.stream import staging
 from connector.stream.schema import check_publish_columns
@@ -73,7 +73,7 @@ class BatchTransaction:
     branches: list[StagedBranch] = field(default_factory=list, repr=False)
     _steps: Steps = field(default_factory=Steps, repr=False)
     _hidden: list[tuple[str, Attempt]] = field(default_factory=list, repr=False)  # one for each append
-    _seen: Seen = field(default_factory=Seen, repr=False)
+    _seen: Executions = field(default_factory=Executions, repr=False)
     _operations: Operations = field(default_factory=Operations, repr=False)
     executions: int = field(default=0, repr=False)  # operations that have read the batch
     in_threads: bool = field(default=False, repr=False)  # the function has called it in threads of its own

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.engine import FILES, ToApply
-from connector.delta import commits, isolated, jvm, log, resolve, transient
+from connector.delta import commits, isolated_session, jvm, log, resolve, transient
 from connector.delta.after import make_change
 from connector.delta.after.add_files import Adding
 from connector.delta.before import append_rows, staged_files
@@ -27,7 +27,7 @@ from connector.tables.table_format import (
     CONFLICT_TIMEOUT_S,
     PLAIN,
     Attempt,
-    Checked,
+    CheckResult,
     ExportedFiles,
     HiddenFiles,
     Rows,
@@ -57,7 +57,7 @@ class Delta:
 
     writing = staticmethod(append_rows.writing)
     disturbed = staticmethod(log.disturbed)
-    context = staticmethod(isolated.context_of)
+    context = staticmethod(isolated_session.context_of)
     sequences = staticmethod(log.stored_versions)
     commits_of = staticmethod(log.commits_of)
     later = staticmethod(log.later)
@@ -69,13 +69,13 @@ class Delta:
     # -- before the decision ---------------------------------------------------------------------------------
     def check_append(
         self, spark: SparkSession, table: Table, schema: StructType, writing: Writing
-    ) -> Checked:
+    ) -> CheckResult:
         why = append_rows.why_rows(spark, table, schema, writing.options)
         found = append_rows.check_append(
             spark, table, schema, writing, rehearses=bool(why or writing.options)
         )
         evaluates = bool(why) or append_rows.evaluates(table)
-        return Checked(lambda rows: append_rows.fitted(rows, found), why, evaluates)
+        return CheckResult(lambda rows: append_rows.fitted(rows, found), why, evaluates)
 
     settled = staticmethod(changes.settled)
     check_change = staticmethod(changes.check)
@@ -108,7 +108,7 @@ class Delta:
     sweep = staticmethod(sweep)
 
     # -- after it --------------------------------------------------------------------------------------------
-    decided = staticmethod(isolated.decided)
+    decided = staticmethod(isolated_session.decided)
 
     has = staticmethod(commits.has)
     transient = staticmethod(transient.why)

@@ -26,14 +26,14 @@ _AWAY = re.compile(
 )
 
 
-class Altered(Exception):
+class TableAltered(Exception):
     """A write failed, and its table was altered since it was analysed."""
 
 
 def why(error: BaseException) -> str:
     """What passes by itself, as the end of a sentence about a table; "" for another error."""
     texts = causes(error)
-    if isinstance(error, Altered) or any(map(_CONFLICT.search, texts)):
+    if isinstance(error, TableAltered) or any(map(_CONFLICT.search, texts)):
         return CONFLICT
     if any(map(_FULL.search, texts)):
         return "its disk, or that of Spark, is full"

@@ -151,7 +151,7 @@ def to_write(rows: DataFrame) -> tuple[DataFrame, DataFrame]:
     return own, DataFrame(written, rows.sparkSession)
 
 
-class Seen:
+class Executions:
     """What the executions within a micro-batch say about it. ``whole``: one has executed every row."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from broker_core.message.message import HEADERS, READ_SCHEMA
 from broker_core.message.properties import Properties
 from broker_core.message.spans import PARENT
 from connector.arrow_type import arrow_type
-from connector.options import PLAIN, Included
+from connector.options import PLAIN, ExtraColumns
 
 _OCTET_MAX = 127  # maximum of Spark's tinyint; AMQP's octet goes to 255
 
@@ -49,7 +49,7 @@ _PLAIN_SCHEMA = READ_SCHEMA.remove(READ_SCHEMA.get_field_index("properties"))
 _PLAIN = len(_PLAIN_SCHEMA)
 _COLUMNS = from_arrow_schema(_PLAIN_SCHEMA)
 _HEADER = T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
-# by the fields of ``Included``: the type in Spark, and in Arrow
+# by the fields of ``ExtraColumns``: the type in Spark, and in Arrow
 _MORE: dict[str, tuple[T.DataType, pa.DataType]] = {
     "properties": (PROPERTIES_TYPE, ARROW_PROPERTIES),
     "transaction": (T.LongType(), pa.int64()),
@@ -63,7 +63,7 @@ _PUBLISH_COLUMNS = ("body", "exchange", "routing_key", "properties")
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-def read_schema(included: Included = PLAIN) -> T.StructType:
+def read_schema(included: ExtraColumns = PLAIN) -> T.StructType:
     """The columns of ``load()``."""
     more = [T.StructField(name, kind) for name, (kind, _) in _MORE.items() if getattr(included, name)]
     return T.StructType([*_COLUMNS.fields, *more])
@@ -80,7 +80,7 @@ def check_read_schema(schema: T.StructType, own: T.StructType, what: str = "form
         )
 
 
-def to_spark(batches: Iterator[pa.RecordBatch], included: Included = PLAIN) -> Iterator[pa.RecordBatch]:
+def to_spark(batches: Iterator[pa.RecordBatch], included: ExtraColumns = PLAIN) -> Iterator[pa.RecordBatch]:
     """READ_SCHEMA batches, with or without columns of the engine behind them, in Spark's types, with the same
     buffers for the plain columns.
     """

@@ -1,8 +1,9 @@
 """The streaming reader and the batch reader: Spark's calls on the engine port, by the rules S1 to S5.
 
-Not here: claims and their owners (the engine); how each Spark asks for the end of a batch (``admitted.py``,
-``unadmitted.py``). Invariants: ``__init__`` never connects; a reader has no state
-that is needed after a restart; a symbolic start or a recorded end is never replaced by a computed number.
+Not here: claims and their owners (the engine); how each Spark asks for the end of a batch
+(``with_admission_control.py``, ``without_admission_control.py``). Invariants: ``__init__`` never connects; a
+reader has no state that is needed after a restart; a symbolic start or a recorded end is never replaced by a
+computed number.
 """
 
 from __future__ import annotations

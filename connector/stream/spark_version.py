@@ -1,6 +1,6 @@
 """What differs between the versions of Spark. Nothing else reads the version of Spark in this process.
 
-Not here: the two ways in which it asks a stream for an end (``admitted.py``, ``unadmitted.py``).
+Not here: how it asks a stream for an end (``with_admission_control.py``, ``without_admission_control.py``).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def stream_reader(options: ReadOptions) -> StreamReader:
     """The reader of a stream for this Spark."""
     if has_admission_control():
-        from connector.stream.admitted import AdmittedReader
+        from connector.stream.with_admission_control import AdmittedReader
 
         return AdmittedReader(options)
-    from connector.stream.unadmitted import UnadmittedReader
+    from connector.stream.without_admission_control import UnadmittedReader
 
     return UnadmittedReader(options)
 

@@ -24,7 +24,7 @@ from connector.sql import literal, nullable, quoted
 from connector.tables.change import SOURCE, Change
 from connector.tables.commit_id import ids_at, restored_in, txn_app_id
 from connector.tables.table import Table, in_sql, is_connect
-from connector.tables.table_format import Checked, TableFormat, Writing
+from connector.tables.table_format import CheckResult, TableFormat, Writing
 from connector.tables.target import of_change
 
 log = logging.getLogger("txmq")
@@ -41,12 +41,12 @@ class Checks:
         self._app_id = app_id
         self._engine = engine
         self._applied: Sequence[tuple[LedgerEntry, InTable]] | None = None  # asked for once
-        self._answers: dict[tuple[str, ...], Checked] = {}  # the one used last is the last one
+        self._answers: dict[tuple[str, ...], CheckResult] = {}  # the one used last is the last one
         self.taken: Mapping[str, int] = {}  # engine -> behind which batch this one has taken the app over
         self._guarded: dict[tuple[str, str], int] = {}
         self._told: set[tuple[str, str]] = set()
 
-    def append(self, spark: SparkSession, table: Table, schema: StructType, writing: Writing) -> Checked:
+    def append(self, spark: SparkSession, table: Table, schema: StructType, writing: Writing) -> CheckResult:
         """Raises OptionError if the append would fail after the decision."""
         options, columns = writing
         found = self._answer(
@@ -117,7 +117,7 @@ class Checks:
                 self._app_id,
             )
 
-    def _answer(self, shape: tuple[str, ...], ask: Callable[[], Checked]) -> Checked:
+    def _answer(self, shape: tuple[str, ...], ask: Callable[[], CheckResult]) -> CheckResult:
         found = self._answers.pop(shape, None) or ask()
         self._answers[shape] = found
         if len(self._answers) > KEPT:

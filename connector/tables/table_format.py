@@ -23,7 +23,7 @@ from connector.tables.table import Table
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckResult:
     """An operation that a table takes, of rows of one schema. ``ready``: makes them the rows to stage, whose
     execution fails for one that the table would refuse. ``by_rows``: why the files of an append cannot be
     written before the decision; "" if they can. ``by_context``: whether it matters in which session the rows
@@ -148,7 +148,7 @@ class TableFormat(Protocol):
     # -- before the decision: nothing that a reader of the table sees ----------------------------------------
     def check_append(
         self, spark: SparkSession, table: Table, schema: StructType, writing: Writing
-    ) -> Checked:
+    ) -> CheckResult:
         """Raises OptionError if the append of such rows would fail after the decision, whatever they are."""
 
     def settled(
@@ -165,7 +165,7 @@ class TableFormat(Protocol):
         schema: StructType,
         change: Change,
         context: Mapping[str, object] | None = None,
-    ) -> Checked:
+    ) -> CheckResult:
         """Raises OptionError if a merge, delete or overwrite of such rows would fail, whatever they are, or
         if its text means something only in ``spark``, and not in any session with ``context``.
         """

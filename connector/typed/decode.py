@@ -33,7 +33,7 @@ from connector.typed.formats import (
     with_sound_options,
 )
 from connector.typed.protobuf.descriptors import descriptor_of
-from connector.typed.registered import (
+from connector.typed.python_formats import (
     plain_avro,
     plain_protobuf,
     registered_avro,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from broker_core.arrow.parts import stream_of
 from broker_core.broker.load import load
-from broker_core.broker.repair import Repaired, repair
+from broker_core.broker.repair import RepairResult, repair
 from broker_core.broker.transaction.transaction import to_rows
 from broker_core.core import errors
 from broker_core.core.change import ROUTE, Change, Drop, InboxRow
@@ -307,4 +307,4 @@ def test_any_contradiction_is_repaired_once_or_named_and_never_stops_a_broker(
 
 
 def test_a_catalog_without_contradictions_is_left_as_it_is() -> None:
-    assert repair([], [], []) == Repaired()
+    assert repair([], [], []) == RepairResult()

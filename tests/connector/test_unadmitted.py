@@ -15,7 +15,7 @@ import pytest
 from broker_core.core.errors import CheckpointMismatch, OptionError
 from connector.options import AddressOptions, read_options
 from connector.stream import reader_lock, source
-from connector.stream.unadmitted import WRAPPER, UnadmittedReader
+from connector.stream.without_admission_control import WRAPPER, UnadmittedReader
 from tests.connector.stream.test_stream_reader import Here
 from tests.engine.bench import APP, Bench
 

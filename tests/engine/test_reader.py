@@ -4,7 +4,7 @@ deletion.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ from broker_core.arrow.parts import branch_checksum
 from broker_core.arrow.rows import ReadPlan
 from broker_core.arrow.segment_files import SegmentFiles
 from broker_core.core.errors import DataLoss, MissingBranch, QueueNotFound
-from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, StagedBranch, Vector
+from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, Slice, StagedBranch, Vector
 from broker_core.node.engine import INLINE_ROWS, EmbeddedEngine
 from broker_core.node.local import LocalBroker
-from broker_core.node.reader import GROUP, Reader, Slices
+from broker_core.node.reader import GROUP, Reader
 from broker_core.store.durable import DurableStore
 
 ROWS = 1100  # of a commit: more than stays in the catalog, so each is a batch of a segment
@@ -134,7 +134,7 @@ def test_a_request_of_thousands_of_slices_holds_the_lock_for_some_at_a_time(
     slices = tuple(("q", start, start + 1) for start in range(2_000))
     plan, together = Reader.plan, list[int]()
 
-    def counted(reader: Reader, some: Slices, *args: Any, **keywords: Any) -> ReadPlan:
+    def counted(reader: Reader, some: Sequence[Slice], *args: Any, **keywords: Any) -> ReadPlan:
         together.append(len(some))
         return plan(reader, some, *args, **keywords)
 

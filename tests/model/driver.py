@@ -3,7 +3,7 @@
 Not here: what is right (world.py). What it does and in which order is Spark 4.2.0's: the offset log is
 written before the source hears ``commit`` of the batch before; ``initialOffset`` is asked again when batch 0
 is replayed; ``latestOffset`` when nothing was logged. Spark 4.1.1 differs as
-``connector/stream/unadmitted.py`` says.
+``connector/stream/without_admission_control.py`` says.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from broker_core.core.errors import TxmqError
 from connector.batch.foreach_batch import transactional
 from connector.datasource import TxmqDataSource
-from connector.stream.unadmitted import WRAPPER
+from connector.stream.without_admission_control import WRAPPER
 from tests.model.actors import point
 from tests.model.fake_spark import Checkpoint, Frame, Query, Session, struct_type
 

@@ -341,7 +341,7 @@ class Change:
 def isolated(
     session: Session, settings: Mapping[str, str] | None = None, _context: object = None
 ) -> Iterator[Session]:
-    """As ``connector.delta.isolated``."""
+    """As ``connector.delta.isolated_session``."""
     yield Session(session.world, {**session.properties, **(settings or {})})
 
 

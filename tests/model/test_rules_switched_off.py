@@ -40,7 +40,7 @@ from connector.ledger.resume import Resume
 from connector.stream import staging
 from connector.stream.reader_lock import ReaderLock
 from connector.stream.source import StreamReader
-from connector.stream.unadmitted import UnadmittedReader
+from connector.stream.without_admission_control import UnadmittedReader
 from connector.tables import checks
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table

@@ -39,7 +39,7 @@ from connector.ledger.delta_ledger import LEDGER_COLUMNS, DeltaLedger
 from connector.ledger.resume import TAKEN
 from connector.tables.commit_id import STEP
 from connector.tables.table import Table, is_connect
-from connector.tables.table_format import Checked, Later
+from connector.tables.table_format import CheckResult, Later
 from tests.model.actors import Actor, current, point
 from tests.model.driver import ROW, URL, Driver
 from tests.model.fake_spark import (
@@ -704,7 +704,7 @@ def world(**options: Any) -> Iterator[World]:
             "resolve",
             lambda _self, _spark, name: Table(name, name, name if name in _current[-1].delta.tables else ""),
         )
-        checked = Checked(lambda rows: rows, by_rows="a model")
+        checked = CheckResult(lambda rows: rows, by_rows="a model")
         patch.setattr(DeltaFormat, "check_append", lambda *_: checked)
         patch.setattr(DeltaFormat, "check_change", lambda *_: checked)
         patch.setattr(DeltaFormat, "context", lambda *_: {})
@@ -712,7 +712,7 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(connector.delta.log, "made_last", lambda *_: None)  # a shorter way to ``held``
         patch.setattr(DeltaFormat, "settled", lambda _self, _table, _columns, change, _context: change)
         patch.setattr(DeltaFormat, "decided", lambda _self, spark, _context: nullcontext(spark))
-        patch.setattr(connector.delta.after.make_change, "isolated", isolated)
+        patch.setattr(connector.delta.after.make_change, "isolated_session", isolated)
         patch.setattr(connector.delta.after.make_change, "_widened", lambda rows, _table: rows)
         patch.setattr(
             connector.delta.after.same_table, "merge", lambda session, text, *_: session.sql(text).collect()

@@ -14,7 +14,7 @@ from pyspark.sql.functions import expr
 from broker_core.core.errors import OptionError
 from connector.delta.after.add_files import Adding
 from connector.delta.before import staged_files
-from connector.delta.before.append_rows import append, check_append, fitted, why_rows
+from connector.delta.before.append_rows import append, check_append, fit_rows, why_rows
 from connector.delta.last_commit import LastCommits
 from connector.delta.resolve import resolve
 from connector.delta.table_files import TableFiles
@@ -96,7 +96,7 @@ def try_once(random: random.Random, spark: SparkSession, number: int) -> str:
     found = resolve(spark, spelled)
     told = f"{ddl} <- {rows.schema.simpleString()} {options} as {found.name}"
     try:
-        rows = fitted(rows, check_append(spark, found, nullable(rows.schema), Writing(options)))
+        rows = fit_rows(rows, check_append(spark, found, nullable(rows.schema), Writing(options)))
         values = [tuple(row) for row in rows.collect()]
     except OptionError:
         return "refused"

@@ -1,5 +1,5 @@
-"""What Spark 4.1 asks of a Python source, and in which order: what ``connector/stream/unadmitted.py`` rests
-on. Skipped on later versions (``make matrix`` runs it).
+"""What Spark 4.1 asks of a Python source, and in which order: ``stream/without_admission_control.py`` rests on
+that. Skipped on later versions (``make matrix`` runs it).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from broker_core.core.undo import Undo
 SHARE = 0.1
 
 
-class Shared(NamedTuple):
+class ShareBound(NamedTuple):
     """A bound that refuses. ``what``: of it, with ``{n}`` for the number; ``user_advice``: to who is at the
     share, with ``{user}``, and ``--vhost`` of it; ``advice``: where all together are at the bound.
     """
@@ -42,20 +42,20 @@ class Shared(NamedTuple):
     advice: str
 
 
-PREPARED = Shared(
+PREPARED = ShareBound(
     "{n} prepared transactions",
     "commit or roll back some (`txmq tx rollback --of {user} --all`: all there), or raise --user-share",
     "`txmq tx list` lists them; commit or roll back the old ones",
 )
 
-PREPARED_BYTES = Shared(
+PREPARED_BYTES = ShareBound(
     "{n} bytes in prepared transactions", PREPARED.user_advice, "commit or roll back the old ones"
 )
 
-CONSUMERS = Shared(
+CONSUMERS = ShareBound(
     "{n} consumers of one queue", "cancel some, or raise --user-share", "cancel some, or use several queues"
 )
-CONSUMER_BYTES = Shared("{n} bytes in consumers", "cancel some, or raise --user-share", "cancel some")
+CONSUMER_BYTES = ShareBound("{n} bytes in consumers", "cancel some, or raise --user-share", "cancel some")
 
 
 class Shares:
@@ -86,7 +86,7 @@ class Shares:
         return amount - part if amount <= part else amount - self.most(user, total)
 
     def require(
-        self, shared: Shared, user: str, mine: int, everyone: int, total: int, vhosts: Iterable[str]
+        self, shared: ShareBound, user: str, mine: int, everyone: int, total: int, vhosts: Iterable[str]
     ) -> None:
         """Before a user who has ``mine`` of what all have takes one more. ``vhosts``: of what is the user's;
         read for a refusal only. Raises PreconditionFailed.

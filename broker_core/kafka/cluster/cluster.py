@@ -37,12 +37,12 @@ REFRESH_S = 30.0  # of metadata: how late a new partition is seen
 PAUSES_S = (0.003, 0.006, 0.012, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-class Coded(Protocol):
+class HasCode(Protocol):
     @property
     def code(self) -> Code: ...
 
 
-C = TypeVar("C", bound=Coded)
+C = TypeVar("C", bound=HasCode)
 
 
 class Nodes:
@@ -268,7 +268,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked(Generic[C]):
+class _LeaderRequest(Generic[C]):
     """``pending``: the answer of a leader about its logs, or why there will be none."""
 
     node: NodeAddress
@@ -361,13 +361,13 @@ class Leaders:
         todo: dict[TopicPartition, V],
         make: Callable[[dict[TopicPartition, V]], Request[dict[TopicPartition, C]]],
         lane: str,
-    ) -> list[_Asked[C]]:
+    ) -> list[_LeaderRequest[C]]:
         parts: dict[NodeAddress, dict[TopicPartition, V]] = {}
         for log, value in todo.items():
             leader = self._leader(log)
             if leader is not None:
                 parts.setdefault(leader, {})[log] = value
-        sent: list[_Asked[C]] = []
+        sent: list[_LeaderRequest[C]] = []
         for node, part in parts.items():
             request = make(part)
             pending: port.Pending[dict[TopicPartition, C]] | errors.ConnectionFailed
@@ -375,16 +375,16 @@ class Leaders:
                 pending = self._cluster.nodes.send(node, request, lane)
             except errors.ConnectionFailed as error:
                 pending = error
-            sent.append(_Asked(node, list(part), request, pending))
+            sent.append(_LeaderRequest(node, list(part), request, pending))
         return sent
 
     def _receive(
-        self, sent: Iterable[_Asked[C]]
-    ) -> list[tuple[_Asked[C], dict[TopicPartition, C] | errors.ConnectionFailed]]:
+        self, sent: Iterable[_LeaderRequest[C]]
+    ) -> list[tuple[_LeaderRequest[C], dict[TopicPartition, C] | errors.ConnectionFailed]]:
         """Every answer is read, also behind one that failed: the next user of a connection must not find
         it.
         """
-        found: list[tuple[_Asked[C], dict[TopicPartition, C] | errors.ConnectionFailed]] = []
+        found: list[tuple[_LeaderRequest[C], dict[TopicPartition, C] | errors.ConnectionFailed]] = []
         for each in sent:
             if isinstance(each.pending, errors.ConnectionFailed):
                 found.append((each, each.pending))
@@ -396,7 +396,7 @@ class Leaders:
         return found
 
     def _refused(
-        self, log: TopicPartition, request: AnyRequest, answer: Coded, repeat: bool, moved: bool
+        self, log: TopicPartition, request: AnyRequest, answer: HasCode, repeat: bool, moved: bool
     ) -> errors.TxmqError:
         """The error of an answer that another try may better; raises it where none does."""
         message = getattr(answer, "message", None)

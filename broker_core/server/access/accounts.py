@@ -27,7 +27,7 @@ from broker_core.core.errors import TxmqError
 from broker_core.core.failpoint import here
 from broker_core.core.pieces import in_order
 from broker_core.node.local import LocalBroker
-from broker_core.server.access.audit import Audited, Record
+from broker_core.server.access.audit import Auditor, Record
 
 P = ParamSpec("P")
 Changes = Callable[[BrokerState, Change], None]
@@ -73,7 +73,7 @@ def _word(
     return call
 
 
-class Accounts(Audited):
+class Accounts(Auditor):
     """``changed``: called after each change, also of virtual hosts, in the thread that made it."""
 
     def __init__(self, broker: LocalBroker, record: Record | None = None) -> None:
@@ -181,7 +181,7 @@ class Accounts(Audited):
             found = definitions_module.read(definitions, self._target(vhost))
             self._keep_administrator(found)
             listed = self._broker.state.users.file_users
-            pieces, needed = list(import_pieces.pieces(found, listed)), import_pieces.Needed(found)
+            pieces, needed = list(import_pieces.pieces(found, listed)), import_pieces.Prerequisites(found)
             done = [self._checked(needed.with_needs(piece)) for piece in pieces]
         except TxmqError as error:
             error.message += " (nothing is changed)"

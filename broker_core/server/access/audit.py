@@ -28,7 +28,7 @@ from broker_core.server.access.repeats import INTERVAL_S, Repeats, is_refusal
 logger = logging.getLogger("txmq.audit")
 
 Record = Callable[..., object]  # of an event and its facts, with who it was
-_A = TypeVar("_A", bound="Audited")
+_A = TypeVar("_A", bound="Auditor")
 
 FILE = "audit.log"
 MAX_BYTES = 10 * 1024 * 1024  # then it becomes audit.log.1, and so on
@@ -150,7 +150,7 @@ class Audit:
                 self._file = None
 
 
-class Audited:
+class Auditor:
     """What an operator changes, with a line for each change. ``record`` None: without one."""
 
     def __init__(self, record: Record | None = None) -> None:

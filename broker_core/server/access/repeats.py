@@ -28,7 +28,7 @@ def is_refusal(line: Line) -> bool:
     return line["event"] == "refused" or line.get("answer") == "refused"
 
 
-class Counted(NamedTuple):
+class RepeatCount(NamedTuple):
     """``line``: the last one. ``more``: how many were not written, since ``since``."""
 
     line: Line
@@ -42,7 +42,7 @@ class Repeats:
     def __init__(self) -> None:
         self._written: dict[tuple[str, str], int] = {}
         self._seen: set[tuple[object, ...]] = set()
-        self._counted: dict[tuple[object, ...], Counted] = {}
+        self._counted: dict[tuple[object, ...], RepeatCount] = {}
         self._since = 0.0
 
     @property
@@ -78,10 +78,10 @@ class Repeats:
 
     def _count(self, key: tuple[object, ...], line: Line) -> bool:
         more = self._counted[key].more if key in self._counted else 0
-        self._counted[key] = Counted(line, more + 1, self._since)
+        self._counted[key] = RepeatCount(line, more + 1, self._since)
         return False
 
-    def taken(self) -> list[Counted]:
+    def taken(self) -> list[RepeatCount]:
         """What was counted; a new interval begins."""
         found = list(self._counted.values())
         self._written.clear()

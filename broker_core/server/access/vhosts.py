@@ -21,10 +21,10 @@ from broker_core.core.records import PolicyRecord
 from broker_core.node.committer import changes
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
-from broker_core.server.access.audit import Audited, Record
+from broker_core.server.access.audit import Auditor, Record
 
 
-class Vhosts(Audited):
+class Vhosts(Auditor):
     """``changed``: called after one is deleted. ``connections``: how many AMQP connections one has."""
 
     def __init__(
@@ -148,7 +148,7 @@ class Vhosts(Audited):
         self._engines.deleted(name)
         for notify in self._changed:
             notify()
-        self._broker.committer.published.tell_consumers()
+        self._broker.committer.listeners.tell_consumers()
 
 
 def _messages(queue: Queue) -> int:

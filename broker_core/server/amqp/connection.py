@@ -28,7 +28,7 @@ from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.broker.access.rights import Rights
 from broker_core.core.checks import assert_never
 from broker_core.core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
-from broker_core.server.amqp import audited, handshake
+from broker_core.server.amqp import audit, handshake
 from broker_core.server.amqp.commands import returns
 from broker_core.server.amqp.commands.basic import publish_many
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
@@ -242,7 +242,7 @@ class Connection(asyncio.Protocol):
                 "connection %s: %s failed", self.name, method.NAME if method else "a command", exc_info=error
             )
         failure = as_amqp(error)
-        audited.failed(self, method, failure)
+        audit.failed(self, method, failure)
         ids = (method.CLASS_ID, method.METHOD_ID) if method is not None else (0, 0)
         if not isinstance(failure, ChannelError) or not number:
             closing = failure if isinstance(failure, ConnectionException) else InternalFault(failure.summary)

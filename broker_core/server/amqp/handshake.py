@@ -20,7 +20,7 @@ from broker_core.broker.access.rights import Rights
 from broker_core.core.errors import CommandInvalid, ConnectionAccessRefused, LoginRefused, NotAllowed
 from broker_core.server.access.identity import Identity
 from broker_core.server.access.logins import Logins
-from broker_core.server.amqp import audited
+from broker_core.server.amqp import audit
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.ports import ClientConnection, Server
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
@@ -174,7 +174,7 @@ def enter(connection: ClientConnection, server: AdmittingServer, vhost: str) -> 
             raise NotAllowed(refused)
         server.quotas.connections.enter(connection, user)
     except NotAllowed as error:
-        audited.refused(connection, "connection.open", error.summary, vhost)
+        audit.refused(connection, "connection.open", error.summary, vhost)
         raise
     connection.seen, connection.rights = seen, rights
     server.unauthenticated.leave(connection)  # who is refused stays there until its socket is closed

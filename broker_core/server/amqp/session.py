@@ -39,7 +39,7 @@ from broker_core.core.errors import (
     TxmqError,
 )
 from broker_core.message.message import Message
-from broker_core.server.amqp import audited, transaction_exchange
+from broker_core.server.amqp import audit, transaction_exchange
 from broker_core.server.amqp.channel_holder import channel_holder
 from broker_core.server.amqp.ports import FLUSH_BYTES, ClientConnection, Server
 from broker_core.server.amqp.tick_commit import TickCommit
@@ -247,7 +247,7 @@ class Session:
         if error is not None:
             self.fail(error, method)
         else:
-            audited.carried_out(self.connection, method)
+            audit.carried_out(self.connection, method)
             self.send_unless_none(reply(answer))
         self.go_on()
 

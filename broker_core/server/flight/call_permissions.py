@@ -24,7 +24,7 @@ from broker_core.node.vhost_engines import VhostEngines
 from broker_core.routing.content import check_user_id
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.caller import Caller
-from broker_core.server.flight import audited
+from broker_core.server.flight import audit
 from broker_core.server.flight.clients import FlightClients
 
 # words of ``admin``: of the caller's virtual host
@@ -127,7 +127,7 @@ ADMIN: dict[str, Check] = {
     **dict.fromkeys(("transaction", "history", "message", "ledger"), _enter),
     "give_up": _tag(Caller.administer, "the data directory"),
     "skip_damaged": _tag(Caller.administer, "what is damaged"),
-    **dict.fromkeys(audited.ACCOUNTS, _tag(Caller.administer, "users, permissions and virtual hosts")),
+    **dict.fromkeys(audit.ACCOUNTS, _tag(Caller.administer, "users, permissions and virtual hosts")),
 }
 
 
@@ -207,7 +207,7 @@ class CallPermissions:
 
     def carried_out(self, caller: Caller, call: str, args: Arguments) -> None:
         """After it, for the audit log."""
-        audited.carried_out(self._audit, caller, call, args)
+        audit.carried_out(self._audit, caller, call, args)
 
     def read(self, caller: Caller, ticket: ReadTicket) -> None:
         caller.read({*ticket.ranges, *(log for log, _, _ in ticket.slices)})

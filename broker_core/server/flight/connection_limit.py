@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from broker_core.broker.access.shares import Shares
 from broker_core.server.access.throttle import parse_ip
-from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer
+from broker_core.server.flight.kernel_sockets import ClientSocket, KernelSockets, Peer
 from broker_core.server.quotas import Quota, UserLimit, flight_connection, sockets
 
 logger = logging.getLogger("txmq.flight")
@@ -38,8 +38,8 @@ REPORT_S = 5.0
 
 
 class FlightConnectionLimit:
-    """Of all listeners of one server. ``limit``: of connections, logged in or not. ``on_close``: all are called
-    with the gRPC name of each that had logged in and has ended.
+    """Of all listeners of one server. ``limit``: of connections, logged in or not. ``on_close``: all are
+    called with the gRPC name of each that had logged in and has ended.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class FlightConnectionLimit:
         self._looked = counted, now
         return True
 
-    def floods(self, found: Sequence[Connected]) -> tuple[set[int], set[int]]:
+    def floods(self, found: Sequence[ClientSocket]) -> tuple[set[int], set[int]]:
         """The sockets that are not read any more from now on, because their peers would come again if they
         were ended; and those that are read again, because a login was under way. Bytes count from the second
         look on: a login may be behind the first ones.
@@ -189,7 +189,7 @@ class FlightConnectionLimit:
         self._stalled = {each.inode for each in found} & (self._stalled | over) - let_go
         return stalling, let_go
 
-    def overdue(self, found: Sequence[Connected], now: float) -> list[Connected]:
+    def overdue(self, found: Sequence[ClientSocket], now: float) -> list[ClientSocket]:
         """Which of the connections end."""
         with self._lock:
             there = {each.peer for each in found}

@@ -37,7 +37,7 @@ class Peer(NamedTuple):
     port: int
 
 
-class Connected(NamedTuple):
+class ClientSocket(NamedTuple):
     """``inode``: 0 until it is accepted. ``received``: bytes."""
 
     peer: Peer
@@ -71,7 +71,7 @@ class KernelSockets:
             total += int(found[1])
         return total if self._counts else None
 
-    def connections(self, port: int) -> list[Connected]:
+    def connections(self, port: int) -> list[ClientSocket]:
         """Those that this host has accepted at ``port``. Raises OSError."""
         families = (socket.AF_INET, socket.AF_INET6)
         return [each for family in families for each in self._of_family(family, port)]
@@ -115,7 +115,7 @@ class KernelSockets:
         for descriptor in (self._nothing, self._copy, *self._counts):
             os.close(descriptor)
 
-    def _of_family(self, family: socket.AddressFamily, port: int) -> Iterator[Connected]:
+    def _of_family(self, family: socket.AddressFamily, port: int) -> Iterator[ClientSocket]:
         self._number += 1
         request = struct.pack("=BBBBI", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
         request += struct.pack("!HH", port, 0).ljust(_ID_BYTES, b"\0")
@@ -157,7 +157,7 @@ def _is_one(descriptor: int, inodes: Collection[int]) -> bool:
     return stat.S_ISSOCK(found.st_mode) and found.st_ino in inodes
 
 
-def _connected(family: socket.AddressFamily, message: bytes) -> Connected:
+def _connected(family: socket.AddressFamily, message: bytes) -> ClientSocket:
     (port,) = struct.unpack_from("!H", message, 6)
     (inode,) = struct.unpack_from("=I", message, _INODE_AT)
     raw = message[24:28] if family == socket.AF_INET else message[24:40]
@@ -167,4 +167,4 @@ def _connected(family: socket.AddressFamily, message: bytes) -> Connected:
         if kind == _INFO and size >= 4 + _RECEIVED_AT + 8:
             (received,) = struct.unpack_from("=Q", rest, 4 + _RECEIVED_AT)
         rest = rest[max(size + 3 & ~3, 4) :]
-    return Connected(Peer(str(parse_ip(raw)), port), inode, received)
+    return ClientSocket(Peer(str(parse_ip(raw)), port), inode, received)

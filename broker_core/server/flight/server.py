@@ -26,11 +26,11 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.accounts import Accounts
-from broker_core.server.access.audit import Audited
+from broker_core.server.access.audit import Auditor
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.logins import Logins
 from broker_core.server.access.vhosts import Vhosts
-from broker_core.server.flight import audited, backup, call_permissions, messages, streams, transactions
+from broker_core.server.flight import audit, backup, call_permissions, messages, streams, transactions
 from broker_core.server.flight.call_permissions import CallPermissions
 from broker_core.server.flight.calls import PUBLISHES, CallFailed, Calls
 from broker_core.server.flight.channels import FlightChannels
@@ -86,7 +86,7 @@ class FlightServer:
             "call_took_place": self._call_took_place,
             "give_up": self._give_up,
             **{word: getattr(Transactions, word) for word in transactions.WORDS},
-            **{word: getattr(vhosts, word, None) or getattr(accounts, word) for word in audited.ACCOUNTS},
+            **{word: getattr(vhosts, word, None) or getattr(accounts, word) for word in audit.ACCOUNTS},
         }
         self._stopping = threading.Event()
         self._listeners: list[FlightListener] = []
@@ -193,9 +193,9 @@ class FlightServer:
             service = Transactions(self._broker, caller, HistoryReader(self._broker, self._engines))
             answer = getattr(service, word)(**arguments)
             arguments["of"] = service.decided_for
-        elif word in audited.ACCOUNTS:
-            owner: Audited = function.__self__  # type: ignore[attr-defined]  # a method of it
-            return getattr(owner.by(audited.recorder(self.logins.audit, caller)), word)(**arguments)
+        elif word in audit.ACCOUNTS:
+            owner: Auditor = function.__self__  # type: ignore[attr-defined]  # a method of it
+            return getattr(owner.by(audit.recorder(self.logins.audit, caller)), word)(**arguments)
         else:
             if word in call_permissions.LISTS or word == "skip_damaged":
                 arguments["vhost"] = caller.state.vhost
@@ -295,7 +295,7 @@ class FlightServer:
             with self._calls.limited(name, caller.identity.user):
                 yield caller
         except (errors.AccessRefused, errors.NotAllowed) as error:
-            audited.refused(self.logins.audit, caller, name, error)
+            audit.refused(self.logins.audit, caller, name, error)
             raise
 
 

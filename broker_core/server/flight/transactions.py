@@ -1,7 +1,7 @@
 """The words of ``admin.`` that are about transactions, for one caller: named ones, and the history of all.
 
 Not here: who decides which transaction (``broker/decision.py``), and how a decision is written to the audit
-log (``audited.py``).
+log (``audit.py``).
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from broker_core.server.http.options import HttpOptions
 from broker_core.server.http.page import entrance
 from broker_core.server.http.refusal import HttpRefusal, bad_request, not_found, refusal_of
 from broker_core.server.http.route import Route
-from broker_core.server.http.served import Served
+from broker_core.server.http.backend import Backend
 from broker_core.server.http.state.answer_cache import AnswerCache
 from broker_core.server.quotas import Quota
 
@@ -94,14 +94,14 @@ class Application:
 
     def __init__(
         self,
-        served: Served,
+        backend: Backend,
         routes: Sequence[Route],
         options: HttpOptions,
         requests: Quota,
         beside: Executor,
         waiting: Executor,
     ) -> None:
-        self._served, self._options, self._requests = served, options, requests
+        self._backend, self._options, self._requests = backend, options, requests
         self._beside, self._waiting = beside, waiting
         self._cache = AnswerCache()
         by_path: dict[str, dict[str, Route]] = {}
@@ -130,13 +130,13 @@ class Application:
             params = _params(request)
             visit = None
             if route.page:
-                visit = entrance.visit(self._served, request, connection)
+                visit = entrance.visit(self._backend, request, connection)
                 params = {**request.query_params, **params}
             caller = await self._caller(route, headers, connection, visit)
             if not self._is_open(route):
                 gate.permit(caller, route.need)
             if route.need == "vhost":
-                caller = gate.within(self._served, caller, params.get("vhost", ""))
+                caller = gate.within(self._backend, caller, params.get("vhost", ""))
             key = _key(route, request, caller)
             cached = self._cache.find(key) if key is not None else None
             if cached is not None:
@@ -151,7 +151,7 @@ class Application:
                 reason = headers.get("x-reason", "")
                 query = dict(request.query_params) if request.scope["query_string"] else {}
                 changes = self._cache.changes
-                call = HttpCall(self._served, caller, params, query, body, reason, visit)
+                call = HttpCall(self._backend, caller, params, query, body, reason, visit)
                 response = await self._call_route(route, call)
             if route.waits:
                 self._cache.changed()
@@ -184,11 +184,11 @@ class Application:
     ) -> Caller:
         """Raises Refusal."""
         if self._is_open(route) or (visit is not None and route.need == "nobody"):
-            return gate.nobody(self._served, connection)
+            return gate.nobody(self._backend, connection)
         if visit is not None:
-            return entrance.caller(self._served, visit)
+            return entrance.caller(self._backend, visit)
         header, host = headers.get("authorization", ""), headers.get("host", "")
-        return await gate.log_in(self._served, connection, header, host)
+        return await gate.log_in(self._backend, connection, header, host)
 
     async def _read(self, body: bytes) -> Mapping[str, Any]:
         """Raises Refusal."""
@@ -197,7 +197,7 @@ class Application:
         return await asyncio.get_running_loop().run_in_executor(self._beside, _object, body)
 
     async def _call_route(self, route: Route, call: HttpCall) -> Response:
-        if not route.works or (route.counted and self._served.things <= FEW):
+        if not route.works or (route.counted and self._backend.things <= FEW):
             found = route.answer(call)
             return _response(await found if isinstance(found, Awaitable) else found)
         loop = asyncio.get_running_loop()
@@ -208,7 +208,7 @@ class Application:
         if refusal.denied and caller is not None:
             fields = {"listener": "http", "vhost": caller.state.vhost, "asked": action, "why": refusal.reason}
             who = caller.identity.user, caller.address
-            self._served.logins.audit.record("refused", *who, **fields)
+            self._backend.logins.audit.record("refused", *who, **fields)
             logger.info("%s of user '%s' at %s is refused: %s", action, *who, refusal.reason)
         return _refusal_response(request, refusal, page=entrance.is_page(request.scope["path"]))
 

@@ -15,9 +15,9 @@ from broker_core.core.checks import MAX_NAME_BYTES
 from broker_core.server.access.accounts import Accounts
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.vhosts import Vhosts
+from broker_core.server.http.backend import Backend
 from broker_core.server.http.connection import HttpConnection
 from broker_core.server.http.refusal import bad_request
-from broker_core.server.http.served import Served
 from broker_core.server.http.state.page_sessions import PageSession
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class HttpCall:
     is.
     """
 
-    served: Served
+    backend: Backend
     caller: Caller
     params: Mapping[str, str]
     query: Mapping[str, str]
@@ -85,11 +85,11 @@ class HttpCall:
 
     @property
     def accounts(self) -> Accounts:
-        return self.served.accounts.by(self.record)
+        return self.backend.accounts.by(self.record)
 
     @property
     def vhosts(self) -> Vhosts:
-        return self.served.vhosts.by(self.record)
+        return self.backend.vhosts.by(self.record)
 
     def get(self, name: str, kind: type[T], default: T) -> T:
         """A field of the body. Raises Refusal."""
@@ -121,4 +121,4 @@ class HttpCall:
             **what,
             **({"reason": self.reason[:MAX_NAME_BYTES]} if self.reason else {}),
         }
-        self.served.logins.audit.record(event, self.user, self.caller.address, **fields)
+        self.backend.logins.audit.record(event, self.user, self.caller.address, **fields)

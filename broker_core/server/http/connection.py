@@ -30,7 +30,7 @@ PIPELINED = 8  # requests that wait behind the one in hand; no client known send
 PROVED = 16  # logins of one connection that are remembered: a proxy has many
 
 
-class Refused(Exception):
+class EndOfInput(Exception):
     """Ends the parsing of what a connection has read."""
 
 
@@ -115,7 +115,7 @@ class HttpConnection(HttpToolsProtocol):
         # one read holds thousands of requests, and each would be an object until it is answered
         if len(self.pipeline) == PIPELINED:
             self.transport.abort()
-            raise Refused
+            raise EndOfInput
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -150,7 +150,7 @@ class HttpConnection(HttpToolsProtocol):
         options = self.listener.options
         if self._parsed_bytes > options.head_bytes or len(self.headers) == options.headers:
             self._too_large()
-            raise Refused
+            raise EndOfInput
 
     def _too_large(self) -> None:
         self._refuse(

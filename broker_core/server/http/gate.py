@@ -37,9 +37,9 @@ from broker_core.core.address import VHOST
 from broker_core.core.errors import LoginRefused, NotAllowed
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
+from broker_core.server.http.backend import Backend
 from broker_core.server.http.connection import HttpConnection
 from broker_core.server.http.refusal import HttpRefusal, denied, not_found
-from broker_core.server.http.served import Served
 from broker_core.server.http.state.page_sessions import PageSession
 
 Need = Literal["nobody", "management", "vhost", "monitoring", "metrics", "operator", "administrator"]
@@ -64,32 +64,32 @@ def read_basic(header: str) -> tuple[str, str]:
     return user, password
 
 
-async def log_in(served: Served, connection: HttpConnection, header: str, host: str) -> Caller:
+async def log_in(backend: Backend, connection: HttpConnection, header: str, host: str) -> Caller:
     """The caller, as ``/`` sees it. Who has proved itself on this connection goes on without a turn, so that
     nobody who guesses can stop it. Raises Refusal, NotAllowed (too many connections of the user).
     """
     if not header:
         raise HttpRefusal(401, "not_authorised", "Login required")
-    _check_host(served, host)
+    _check_host(backend, host)
     digest = blake2b(header.encode("latin-1"), key=_SECRET, digest_size=32).digest()
     proved = connection.proved.get(digest)
-    previous = _still(served, connection, *proved) if proved is not None else None
+    previous = _still(backend, connection, *proved) if proved is not None else None
     if previous is not None:
         return previous
     user, password = read_basic(header)
-    basis = served.logins.basis(
+    basis = backend.logins.basis(
         user, connection.address
     )  # before the check: a later password is another login
-    caller = await check(served, connection, user, password, host)
+    caller = await check(backend, connection, user, password, host)
     if basis is not None:
         connection.has_proved(digest, user, basis)
     return caller
 
 
-async def check(served: Served, connection: HttpConnection, user: str, password: str, host: str) -> Caller:
+async def check(backend: Backend, connection: HttpConnection, user: str, password: str, host: str) -> Caller:
     """The same, of a name and a password. ``host``: by which the client calls this listener."""
-    logins = served.logins
-    _check_host(served, host)
+    logins = backend.logins
+    _check_host(backend, host)
     try:
         answer = logins.ask(user, password, connection.address)
         identity = answer.result() if answer.done() else await asyncio.wrap_future(answer)
@@ -99,12 +99,12 @@ async def check(served: Served, connection: HttpConnection, user: str, password:
     if not logins.default:
         logins.audit.record("login", user, connection.address, listener="http", answer="accepted")
     connection.logged_in(user)
-    return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
+    return Caller(identity, logins.rights(identity), connection.address, backend.broker.state)
 
 
-def _check_host(served: Served, host: str) -> None:
+def _check_host(backend: Backend, host: str) -> None:
     """Raises Refusal."""
-    if served.logins.default and not is_own_name(host):
+    if backend.logins.default and not is_own_name(host):
         text = f"without users, this listener is called localhost or by its address, and not {host[:80]!r}"
         raise HttpRefusal(401, "not_authorised", text)
 
@@ -132,27 +132,27 @@ def _is_own_name(host: str) -> bool:
     return True
 
 
-def nobody(served: Served, connection: HttpConnection) -> Caller:
+def nobody(backend: Backend, connection: HttpConnection) -> Caller:
     """Whoever reads metrics, or opens the page, without a login."""
     identity = Identity("")
-    return Caller(identity, served.logins.rights(identity), connection.address, served.broker.state)
+    return Caller(identity, backend.logins.rights(identity), connection.address, backend.broker.state)
 
 
-def of_session(served: Served, connection: HttpConnection, session: PageSession) -> Caller | None:
+def of_session(backend: Backend, connection: HttpConnection, session: PageSession) -> Caller | None:
     """The caller of a session, as in ``_still``."""
-    return _still(served, connection, session.user, session.basis)
+    return _still(backend, connection, session.user, session.basis)
 
 
-def _still(served: Served, connection: HttpConnection, user: str, basis: str) -> Caller | None:
+def _still(backend: Backend, connection: HttpConnection, user: str, basis: str) -> Caller | None:
     """The caller of an earlier login; None if it is no longer one: the user is gone, or has another password.
     Raises NotAllowed (too many connections of the user).
     """
-    logins = served.logins
+    logins = backend.logins
     if logins.basis(user, connection.address) != basis:
         return None
     connection.logged_in(user)
     identity = Identity(user)
-    return Caller(identity, logins.rights(identity), connection.address, served.broker.state)
+    return Caller(identity, logins.rights(identity), connection.address, backend.broker.state)
 
 
 def looks(caller: Caller) -> bool:
@@ -172,11 +172,11 @@ def permit(caller: Caller, need: Need) -> None:
         raise denied("Not administrator user")
 
 
-def within(served: Served, caller: Caller, vhost: str) -> Caller:
+def within(backend: Backend, caller: Caller, vhost: str) -> Caller:
     """The same caller in a virtual host of its own. Raises Refusal."""
-    rights = served.logins.rights(caller.identity, vhost)
+    rights = backend.logins.rights(caller.identity, vhost)
     try:
-        state = served.broker.state.of(vhost)
+        state = backend.broker.state.of(vhost)
     except NotAllowed:
         raise not_found() if looks(caller) else denied(NO_VHOST) from None
     if not rights.enters and not looks(caller):
@@ -184,11 +184,11 @@ def within(served: Served, caller: Caller, vhost: str) -> Caller:
     return Caller(caller.identity, rights, caller.address, state)
 
 
-def visible(served: Served, caller: Caller) -> list[Topology]:
+def visible(backend: Backend, caller: Caller) -> list[Topology]:
     """The virtual hosts that the caller may see, by name."""
-    hosts = sorted(served.broker.state.virtual_hosts.by_name.items())
+    hosts = sorted(backend.broker.state.virtual_hosts.by_name.items())
     if looks(caller):
         return [topology for _, topology in hosts]
     return [
-        topology for name, topology in hosts if served.logins.rights(caller.identity, name or VHOST).enters
+        topology for name, topology in hosts if backend.logins.rights(caller.identity, name or VHOST).enters
     ]

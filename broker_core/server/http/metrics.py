@@ -24,11 +24,11 @@ from starlette.responses import Response
 
 from broker_core import __version__
 from broker_core.broker.queue import Queue
+from broker_core.server.http.backend import NODE, Backend
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible
 from broker_core.server.http.refusal import bad_request
 from broker_core.server.http.route import Route, read_all
-from broker_core.server.http.served import NODE, Served
 
 APPS = 100
 OBJECTS = 20_000  # at most, and by default
@@ -68,33 +68,33 @@ def info(name: str, text: str, **labels: str) -> GaugeMetricFamily:
 class _Totals:
     """Of the whole broker."""
 
-    def __init__(self, served: Served) -> None:
-        hosts = list(served.broker.state.virtual_hosts.by_name.values())
+    def __init__(self, backend: Backend) -> None:
+        hosts = list(backend.broker.state.virtual_hosts.by_name.values())
         queues = [queue for each in hosts for queue in list(each.queues.values())]
-        self.duplicates = served.broker.state.messages.admission.duplicates.total
+        self.duplicates = backend.broker.state.messages.admission.duplicates.total
         self.delayed = sum(queue.messages for each in hosts for _, queue in each.delayed())
         self.messages = sum(topology.tally.total for topology in hosts)
         self.unacked = sum(queue.unacknowledged for queue in queues)
         self.queues = sum(not queue.replies for queue in queues)
         self.consumers = sum(len(queue.consumers) for queue in queues if queue.consumers)
-        self.counts, _ = served.rates.of_hosts([each.vhost for each in hosts])
-        channels = served.broker.open_channels.all()
+        self.counts, _ = backend.rates.of_hosts([each.vhost for each in hosts])
+        channels = backend.broker.open_channels.all()
         self.channels = {
             listener: sum(not channel.closed and holder.listener == listener for channel, holder in channels)
             for listener in ("amqp", "flight")
         }
-        self.connections = len(served.connections())
+        self.connections = len(backend.connections())
         self.memory = _process().memory_info().rss
-        self.disk_free = shutil.disk_usage(served.directory).free if served.directory else 0
-        alarm = served.quotas.alarm
+        self.disk_free = shutil.disk_usage(backend.directory).free if backend.directory else 0
+        alarm = backend.quotas.alarm
         shortage = alarm.now() if alarm is not None else None
         self.shortage = shortage.reason if shortage is not None else ""
         self.limits = alarm.limits if alarm is not None else None
 
 
 def _ours(call: HttpCall) -> Response:
-    served, found = call.served, _Totals(call.served)
-    committer, counts = served.broker.committer, served.broker.committer.counts
+    backend, found = call.backend, _Totals(call.backend)
+    committer, counts = backend.broker.committer, backend.broker.committer.counts
     families: Families = [
         info("txmq_build_info", "The version", version=__version__),
         gauge("txmq_queues", "Queues", found.queues),
@@ -110,7 +110,7 @@ def _ours(call: HttpCall) -> Response:
         counter(
             "txmq_delayed_unroutable",
             "Messages that reached no queue after their delay since the start",
-            served.broker.state.expiry.delays.unroutable.total,
+            backend.broker.state.expiry.delays.unroutable.total,
         ),
         counter("txmq_commits", "Changes that are durable, since the start", counts.changes),
         counter("txmq_commit_groups", "Group commits, since the start", counts.groups),
@@ -119,14 +119,14 @@ def _ours(call: HttpCall) -> Response:
         gauge(
             "txmq_transaction_bytes",
             "Of open and prepared transactions in memory",
-            served.broker.transaction_bytes(),
+            backend.broker.transaction_bytes(),
         ),
-        gauge("txmq_prepared_transactions", "Not decided", len(served.broker.state.prepared.by_key)),
+        gauge("txmq_prepared_transactions", "Not decided", len(backend.broker.state.prepared.by_key)),
         gauge(
-            "txmq_staged_bytes", "Staged, and neither published nor applied", served.engines.staged_bytes()
+            "txmq_staged_bytes", "Staged, and neither published nor applied", backend.engines.staged_bytes()
         ),
-        gauge("txmq_flight_calls", "Calls of Flight in progress", served.flight_calls()),
-        counter("txmq_logins_refused", "Logins refused since the start", served.logins.refusals),
+        gauge("txmq_flight_calls", "Calls of Flight in progress", backend.flight_calls()),
+        counter("txmq_logins_refused", "Logins refused since the start", backend.logins.refusals),
         gauge("txmq_memory_bytes", "Resident memory of the process", found.memory),
         gauge("txmq_disk_free_bytes", "Free on the disk of the data directory", found.disk_free),
         gauge("txmq_alarm", "1: publishers wait", labels=["resource"]),
@@ -136,10 +136,10 @@ def _ours(call: HttpCall) -> Response:
         by_name["txmq_channels"].add_metric([listener], count)
     for resource in ("memory", "disk"):
         by_name["txmq_alarm"].add_metric([resource], resource in found.shortage)
-    return text(families + of_apps(served))
+    return text(families + of_apps(backend))
 
 
-def of_apps(served: Served) -> Families:
+def of_apps(backend: Backend) -> Families:
     labels = ["vhost", "app"]
     lag = gauge("txmq_app_lag", "Messages that an app has not consumed", labels=labels)
     oldest = "At least, since the oldest of these was committed; 0: none"
@@ -150,8 +150,8 @@ def of_apps(served: Served) -> Families:
     at = gauge("txmq_app_last_batch_timestamp_seconds", "When its last batch was decided", labels=labels)
     took = gauge("txmq_app_batch_seconds", "Between its last two batches", labels=labels)
     found = []
-    for vhost in list(served.broker.state.virtual_hosts.by_name):
-        found += [(app.lag, vhost, app, last) for app, last in served.app_ledgers(vhost, 2)]
+    for vhost in list(backend.broker.state.virtual_hosts.by_name):
+        found += [(app.lag, vhost, app, last) for app, last in backend.app_ledgers(vhost, 2)]
     for _, vhost, app, last in nlargest(APPS, found, key=lambda each: each[0]):
         names = [vhost, app.app_id]
         lag.add_metric(names, app.lag)
@@ -167,11 +167,11 @@ def of_apps(served: Served) -> Families:
 
 def _rabbitmq(call: HttpCall) -> Response:
     """The names that RabbitMQ's own dashboards read."""
-    served, found = call.served, _Totals(call.served)
+    backend, found = call.backend, _Totals(call.backend)
     limits = found.limits
     disk, memory = (limits.disk_free_bytes, limits.memory_bytes) if limits is not None else (0, 0)
     families: Families = [
-        info("rabbitmq_identity_info", "The broker", rabbitmq_node=NODE, rabbitmq_cluster=served.cluster),
+        info("rabbitmq_identity_info", "The broker", rabbitmq_node=NODE, rabbitmq_cluster=backend.cluster),
         info("rabbitmq_build_info", "The version", product_name="txmq", product_version=__version__),
         gauge("rabbitmq_queue_messages", "Messages", found.messages),
         gauge("rabbitmq_queue_messages_ready", "Messages that wait", found.messages - found.unacked),
@@ -205,11 +205,11 @@ def _per_object(call: HttpCall) -> Response:
         raise bad_request("limit is not a number")
     queues = [
         queue
-        for topology in visible(call.served, call.caller)
+        for topology in visible(call.backend, call.caller)
         for queue in list(topology.queues.values())
         if not queue.replies
     ]
-    rows = call.served.broker.map_under_lock(
+    rows = call.backend.broker.map_under_lock(
         queues, lambda queue: ((queue.vhost, queue.name), [value(queue) for _, _, value in _OF_QUEUE])
     )
     chosen = nlargest(min(int(limit), OBJECTS), rows, key=lambda row: row[1][0])

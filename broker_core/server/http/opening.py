@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 def started(
     addresses: Sequence[str], open_metrics: bool, tls: TlsFiles | None, *parts: Any, **more: Any
 ) -> HttpServer | None:
-    """The server that listens on ``addresses``; None for none. ``parts`` and ``more``: of ``served.Served``.
+    """The server that listens on ``addresses``; None for none. ``parts`` and ``more``: of ``Backend``.
     Raises OptionError: a package is missing, or an address cannot be used.
     """
     if not addresses:
         return None
     try:
+        from broker_core.server.http.backend import Backend
         from broker_core.server.http.options import HttpOptions
-        from broker_core.server.http.served import Served
         from broker_core.server.http.server import HttpServer
     except ModuleNotFoundError as error:
         raise OptionError(
             f"--http is given, and the package {error.name} is not installed",
             "pip install '.[http]' in a checkout",
         ) from error
-    served = Served(*parts, **{**more, "certificate": tls})
+    backend = Backend(*parts, **{**more, "certificate": tls})
     options = HttpOptions(open_metrics=open_metrics)
-    server = HttpServer(served, addresses, options=options, tls=tls)
+    server = HttpServer(backend, addresses, options=options, tls=tls)
     server.start()
     return server

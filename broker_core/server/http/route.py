@@ -13,7 +13,7 @@ class Route(NamedTuple):
     """``path``: with names in braces. ``works``: it commits, reads the disk or takes long, so it runs in a
     thread beside the loop. ``text``: what it does, for people. ``page``: for browsers, with a session, forms
     and HTML. ``commits``: also as a GET; then no page of another
-    origin may ask. ``counted``: it lists no more than ``Served.things`` counts, so that
+    origin may ask. ``counted``: it lists no more than ``Backend.things`` counts, so that
     a few of them are shown in the loop: to hand them to a thread and back costs half as much again.
     ``kept_s``: all who may see the answer get the same one for so long. ``often``: who asks for it often gets
     what is a moment old (``state/answer_cache.py``).

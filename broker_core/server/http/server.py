@@ -16,12 +16,12 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from broker_core.server.http.application import Application
+from broker_core.server.http.backend import Backend
 from broker_core.server.http.connection import HttpConnection
 from broker_core.server.http.options import HttpOptions
 from broker_core.server.http.page.sampling import Sampler
 from broker_core.server.http.rates import INTERVAL_S
 from broker_core.server.http.routes import ROUTES
-from broker_core.server.http.served import Served
 from broker_core.server.listen.listeners import Listeners
 from broker_core.server.listen.unauthenticated_limit import UnauthenticatedLimit
 from broker_core.server.loop import LoopThread
@@ -40,7 +40,7 @@ class HttpServer(LoopThread):
 
     def __init__(
         self,
-        served: Served,
+        backend: Backend,
         listeners: Sequence[str],
         *,
         options: HttpOptions | None = None,
@@ -48,7 +48,7 @@ class HttpServer(LoopThread):
     ) -> None:
         super().__init__("txmq-http")
         self.options = options = options or HttpOptions()
-        self._served = served
+        self._backend = backend
         self.connections = Quota(options.connections, http_connection)
         unauthenticated = UnauthenticatedLimit(options.max_unauthenticated)
         plain, encrypted = ((), listeners) if tls is not None else (listeners, ())
@@ -60,7 +60,7 @@ class HttpServer(LoopThread):
             self._beside.shutdown(wait=False)
             raise
         self.requests = Quota(options.requests, busy("requests", "are in progress"))
-        application = Application(served, ROUTES, options, self.requests, self._beside, self._waiting)
+        application = Application(backend, ROUTES, options, self.requests, self._beside, self._waiting)
         self.uvicorn = Config(
             application.asgi,
             http=HttpConnection,
@@ -115,7 +115,7 @@ class HttpServer(LoopThread):
         self._sampling = self.loop.create_task(self._sample())
 
     async def _sample(self) -> None:
-        sampler = Sampler(self._served, self._beside)
+        sampler = Sampler(self._backend, self._beside)
         while True:
             try:
                 await sampler.sample()

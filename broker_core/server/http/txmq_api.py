@@ -21,17 +21,17 @@ ENTRIES = 1_000  # of a ledger, the last ones
 
 
 def _vhosts(call: HttpCall) -> list[str]:
-    return [topology.vhost for topology in visible(call.served, call.caller)]
+    return [topology.vhost for topology in visible(call.backend, call.caller)]
 
 
 def _apps(call: HttpCall) -> list[Row]:
-    now_us = call.served.broker.clock()
+    now_us = call.backend.broker.clock()
     rows = []
     for vhost in _vhosts(call):
         staged: dict[str, list[StagedBatch]] = {}
-        for each in call.served.staged_batches(vhost):
+        for each in call.backend.staged_batches(vhost):
             staged.setdefault(each.app_id, []).append(each)
-        for app, entries in call.served.app_ledgers(vhost, 2):
+        for app, entries in call.backend.app_ledgers(vhost, 2):
             row = {"vhost": vhost, **asdict(app)}
             row["staged"] = [
                 {"batch_id": each.batch_id, "idle_s": each.idle_s, "client": each.client, "rows": each.rows}
@@ -58,8 +58,8 @@ def _last_batch(before: LedgerInfo, last: LedgerInfo, now_us: int) -> Row:
 
 
 def _ledger(call: HttpCall) -> list[Row]:
-    vhost = within(call.served, call.caller, call.params["vhost"]).state.vhost
-    found = call.served.app_ledgers(vhost, ENTRIES, call.params["app"])
+    vhost = within(call.backend, call.caller, call.params["vhost"]).state.vhost
+    found = call.backend.app_ledgers(vhost, ENTRIES, call.params["app"])
     if not found:
         raise not_found()
     ((_, entries),) = found
@@ -77,7 +77,7 @@ def _prepared(call: HttpCall) -> list[Row]:
     return [
         {"vhost": vhost, **asdict(each)}
         for vhost in _vhosts(call)
-        for each in call.served.broker.prepared(vhost)
+        for each in call.backend.broker.prepared(vhost)
     ]
 
 
@@ -85,14 +85,14 @@ def _staged(call: HttpCall) -> list[Row]:
     return [
         {"vhost": vhost, **{name: value for name, value in asdict(each).items() if name != "token"}}
         for vhost in _vhosts(call)
-        for each in call.served.staged_batches(vhost)
+        for each in call.backend.staged_batches(vhost)
     ]
 
 
 def _transactions(call: HttpCall) -> list[Row]:
     rows = []
     for vhost in _vhosts(call):
-        for each in call.served.broker.channels(vhost):
+        for each in call.backend.broker.channels(vhost):
             if each.open_s or each.publishes or each.acks or each.unacknowledged:
                 rows.append({"vhost": vhost, **asdict(each)})
     return rows
@@ -102,23 +102,23 @@ def _committed(call: HttpCall) -> Row:
     """Of the virtual hosts that the caller may see, the one of this transaction."""
     sequence = _number(call, "sequence")
     for vhost in _vhosts(call):
-        sees = within(call.served, call.caller, vhost).sees
+        sees = within(call.backend, call.caller, vhost).sees
         with contextlib.suppress(UnknownTransaction):
-            return asdict(call.served.past.transaction(sequence, sees))
+            return asdict(call.backend.past.transaction(sequence, sees))
     raise not_found()
 
 
 def _message(call: HttpCall) -> Row:
     name, offset, at = call.params["name"], _number(call, "offset"), call.query.get("at", "")
     try:
-        return asdict(call.served.past.message(name, offset, call.caller.sees, at))
+        return asdict(call.backend.past.message(name, offset, call.caller.sees, at))
     except QueueNotFound:
         raise not_found() from None
 
 
 def _history(call: HttpCall) -> Row:
     limit, before = (_counted(call.query.get(name, "0"), name) for name in ("limit", "before"))
-    return asdict(call.served.past.page(call.caller.sees, limit or PAGE, before))
+    return asdict(call.backend.past.page(call.caller.sees, limit or PAGE, before))
 
 
 def _number(call: HttpCall, name: str) -> int:
@@ -132,11 +132,11 @@ def _counted(text: str, name: str) -> int:
 
 
 def _store(call: HttpCall) -> Row:
-    segments = call.served.broker.segments()
-    counts = call.served.broker.committer.counts
-    failure = call.served.broker.committer.failure
+    segments = call.backend.broker.segments()
+    counts = call.backend.broker.committer.counts
+    failure = call.backend.broker.committer.failure
     return {
-        "directory": call.served.directory,
+        "directory": call.backend.directory,
         "segments": len(segments),
         "bytes": sum(each.size_bytes for each in segments),
         "dead_bytes": sum(
@@ -150,7 +150,7 @@ def _store(call: HttpCall) -> Row:
 
 
 def _alarms(call: HttpCall) -> list[Row]:
-    alarm = call.served.quotas.alarm
+    alarm = call.backend.quotas.alarm
     shortage = alarm.now() if alarm is not None else None
     return [] if shortage is None else [{"reason": shortage.reason, "numbers": shortage.numbers}]
 
@@ -158,23 +158,23 @@ def _alarms(call: HttpCall) -> list[Row]:
 def _decide(verb: Decision, call: HttpCall) -> Row:
     xid, of = call.params["xid"], call.get("of", str, "")
     actor = call.caller.actor
-    done = call.served.broker.decide(verb, xid, actor, call.rights, call.vhost, of or None, by_hand=True)
+    done = call.backend.broker.decide(verb, xid, actor, call.rights, call.vhost, of or None, by_hand=True)
     call.record(f"transaction.{verb}", vhost=call.vhost, xid=xid, of=of or None)
     return {"decided": verb, "dropped": done.dropped}
 
 
 def _rollback_all(call: HttpCall) -> Row:
     of = call.get("of", str, "") or None
-    ended = call.served.broker.rollback_all(call.caller.actor, of, call.vhost, by_hand=True)
+    ended = call.backend.broker.rollback_all(call.caller.actor, of, call.vhost, by_hand=True)
     call.record("transaction.rollback_all", vhost=call.vhost, of=of)
     return {"decided": "rollback", "transactions": ended}
 
 
 def _skip_damaged(call: HttpCall) -> Row:
     """Only looks, unless the body says otherwise: what leaves a queue does not come back."""
-    vhost = within(call.served, call.caller, call.params["vhost"]).state.vhost
+    vhost = within(call.backend, call.caller, call.params["vhost"]).state.vhost
     name, check = call.params["name"], call.get("check", bool, True)
-    found = call.served.broker.skip_damaged(name, check, vhost)
+    found = call.backend.broker.skip_damaged(name, check, vhost)
     call.record("queue.skip_damaged", vhost=vhost, queue=name, check=check)
     return {"check": check, **asdict(found)}
 

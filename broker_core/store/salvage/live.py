@@ -1,6 +1,6 @@
 """Damaged blocks of a store that is in use: which rows are intact.
 
-Not here: which messages that are (``broker/message/damaged.py``), and a directory that no broker uses
+Not here: which messages that are (``broker/message/damage.py``), and a directory that no broker uses
 (``salvage.py``).
 Invariant: what is called damaged was read twice from the disk. Nothing here is changed.
 """

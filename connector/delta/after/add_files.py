@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # a client of Spark Connect has no py4j
     from py4j.java_gateway import JavaObject
 
 
-class Added(NamedTuple):
+class AddResult(NamedTuple):
     version: int | None  # None: not known
 
 
@@ -54,7 +54,7 @@ class Adding:
         staged: Sequence[StagedFiles],
         once: CommitId,
         options: Mapping[str, str],
-    ) -> Added | None:
+    ) -> AddResult | None:
         """One Delta commit of ``staged``, or none if the table has that of ``once``. None, with nothing done,
         if the table has another shape now.
 
@@ -105,7 +105,7 @@ class Adding:
         # 4
         _copy_deleted(files, places)
         failpoint.here("adding.complete")
-        return Added(found)
+        return AddResult(found)
 
     @contextlib.contextmanager
     def _committer(self) -> Iterator[DeltaCommitter]:

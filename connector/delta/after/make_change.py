@@ -20,9 +20,9 @@ from broker_core.core import failpoint
 from broker_core.core.errors import OptionError
 from connector.delta.after import same_table
 from connector.delta.before.append_rows import fitted
-from connector.delta.before.fit import Fit, Known, fit
+from connector.delta.before.fit import Fit, Shape, fit
 from connector.delta.commits import require_commit, retried, save, settings, was_committed
-from connector.delta.isolated import isolated
+from connector.delta.isolated_session import isolated_session
 from connector.sql import plain, quoted
 from connector.tables.change import Change, Overwrite
 from connector.tables.commit_id import CommitId
@@ -50,7 +50,7 @@ def change(
 
     def write() -> None:
         if isinstance(change, Overwrite):
-            with isolated(spark, None, context) as session:
+            with isolated_session(spark, None, context) as session:
                 source = _widened(rows(session), table)
                 writer = source.write.format("delta").mode("overwrite").options(**change.options)
                 same_table.require(session, table, once)
@@ -60,7 +60,7 @@ def change(
         # where Delta repartitions the rows of a merge, it reads a name as a path of fields (``a.b``)
         columns = json.loads(table.metadata)["metaData"].get("partitionColumns", ()) if table.metadata else ()
         partitions = {} if plain(columns) else {_REPARTITION: "false"}
-        with isolated(spark, {**settings(once), **partitions}, context) as session:
+        with isolated_session(spark, {**settings(once), **partitions}, context) as session:
             rows(session).createOrReplaceTempView(view)
             same_table.merge(session, change.sql(in_sql(table.name), view), table, once)
 
@@ -79,7 +79,7 @@ def _widened(rows: DataFrame, table: Table) -> DataFrame:
     that widen the table stay as they are.
     """
     try:
-        found = fit(table.name, rows.schema, Known.of(table.metadata), (), merges=True)
+        found = fit(table.name, rows.schema, Shape.of(table.metadata), (), merges=True)
     except OptionError:
         return rows  # Delta's own error says more
     columns = {name: quoted(name) if "raise_error" in sql else sql for name, sql in found.columns.items()}

@@ -17,7 +17,7 @@ from broker_core.core import failpoint
 from broker_core.core.errors import OptionError
 from connector.delta import jvm, log
 from connector.delta.resolve import log_at, look_at, snapshot_at
-from connector.delta.transient import Altered
+from connector.delta.transient import TableAltered
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table
 from connector.tables.target import UNAPPLIED, replaced
@@ -37,7 +37,7 @@ def merge(session: SparkSession, text: str, table: Table, once: CommitId) -> Non
     except Exception as error:
         # With row tracking switched on since then, Delta looks for columns that its analysis does not have.
         if not analysed.equals(snapshot_at(session, table.location).metadata()):
-            raise Altered(str(error)) from error
+            raise TableAltered(str(error)) from error
         raise
 
 

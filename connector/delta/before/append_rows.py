@@ -20,10 +20,10 @@ from pyspark.sql.types import StructType
 
 from broker_core.core.errors import OptionError
 from connector.delta import jvm
-from connector.delta.before.fit import Fit, Known, asserting, check_columns, check_void, fit, fit_new
+from connector.delta.before.fit import Fit, Shape, asserting, check_columns, check_void, fit, fit_new
 from connector.delta.before.rehearsal import evolved, merges_schema, rehearse
 from connector.delta.commits import creation, require_commit, retried, save, was_committed
-from connector.delta.isolated import isolated
+from connector.delta.isolated_session import isolated_session
 from connector.delta.table_files import DISK
 from connector.sql import nullable, quoted
 from connector.stream.staging import no_rows
@@ -92,7 +92,7 @@ def append(
     def write() -> None:
         # nobody else has the session of a commit that makes a table: its settings say whose it is
         settings = creation(table, once)
-        with isolated(spark, settings) if settings else nullcontext(spark) as session:
+        with isolated_session(spark, settings) if settings else nullcontext(spark) as session:
             writer = rows(session).write.format("delta").mode("append").options(**writing.options)
             by = writing.partition_by
             save(writer.partitionBy(*by) if by else writer, table, once)
@@ -113,7 +113,7 @@ def check_append(
     """
     options, partition_by = writing
     check_columns(table.name, schema, partition_by)
-    target = Known.of(table.metadata, table.location) if table.metadata else None
+    target = Shape.of(table.metadata, table.location) if table.metadata else None
     check_void(table.name, schema, target.schema if target else StructType())
     found = fit_new(table.name, schema, table.location, partition_by)
     if target:
@@ -166,7 +166,7 @@ def why_rows(spark: SparkSession, table: Table, schema: StructType, options: Map
         return f"the option {', '.join(others)}"
     if str(spark.conf.get(_STATISTICS, "true")).lower() != "true":
         return f"{_STATISTICS} is off"
-    target = Known.of(table.metadata)
+    target = Shape.of(table.metadata)
     for column in target.schema:
         completed = _IDENTITY in column.metadata or _DEFAULT in column.metadata
         if completed or re.search(r"(?i)(?<!var)char\(", str(column.metadata.get(_CHAR, ""))):

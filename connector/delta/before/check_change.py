@@ -21,15 +21,15 @@ from pyspark.sql.types import StructType
 
 from broker_core.core.errors import OptionError
 from connector.delta.before.append_rows import check_append, fitted
-from connector.delta.before.fit import Known, check_columns
+from connector.delta.before.fit import Shape, check_columns
 from connector.delta.before.merge_values import asserted, merge_values
 from connector.delta.before.rehearsal import AUTO_MERGE, merges_schema, refused, rehearse, rehearse_merge
-from connector.delta.isolated import isolated
+from connector.delta.isolated_session import isolated_session
 from connector.sql import nullable
 from connector.stream.staging import no_rows
 from connector.tables.change import Change, Merge, Overwrite
 from connector.tables.table import Table, in_sql
-from connector.tables.table_format import Checked, Writing
+from connector.tables.table_format import CheckResult, Writing
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def settled(table: Table, columns: Sequence[str], change: Change, context: Mappi
     merges = context["settings"].get(AUTO_MERGE, "false").lower() == "true"
     if isinstance(change, Overwrite) or merges or not table.metadata:
         return change
-    return change.of_columns(Known.of(table.metadata).schema.names, columns)
+    return change.of_columns(Shape.of(table.metadata).schema.names, columns)
 
 
 def check(
@@ -51,7 +51,7 @@ def check(
     schema: StructType,
     change: Change,
     context: Mapping[str, object] | None = None,
-) -> Checked:
+) -> CheckResult:
     """See ``TableFormat.check_change``."""
     check_columns(table.name, schema, ())
     removes = not (isinstance(change, Merge) and change.only_inserts)
@@ -63,7 +63,7 @@ def check(
     if isinstance(change, Merge):
         wide = _tried(spark, context, lambda session: analyse(session, table, schema, change))
         values = merge_values(spark, table, schema, change, wide)
-        return Checked(lambda rows: asserted(rows, values.written), compared=values.compared)
+        return CheckResult(lambda rows: asserted(rows, values.written), compared=values.compared)
     writing = Writing(change.options)
     found = check_append(spark, table, schema, writing, rehearses=False)
     assert found is not None, "the table exists"
@@ -71,7 +71,7 @@ def check(
     _tried(spark, context, lambda session: rehearse(session, table, fitting, writing, change.where))
     outside = f"table {table.name!r}: a row is outside of what is overwritten ({change.where})"
     within = replace(found, conditions=(*found.conditions, (change.where, outside)))
-    return Checked(lambda rows: fitted(rows, within))
+    return CheckResult(lambda rows: fitted(rows, within))
 
 
 def _tried(spark: SparkSession, context: Mapping[str, object] | None, act: Callable[[SparkSession], T]) -> T:
@@ -79,7 +79,7 @@ def _tried(spark: SparkSession, context: Mapping[str, object] | None, act: Calla
     OptionError if it does there.
     """
     try:
-        with isolated(spark, None, context) as session:
+        with isolated_session(spark, None, context) as session:
             return act(session)
     except OptionError as error:
         try:

@@ -1,6 +1,6 @@
 """Checks whether rows of a schema can be appended to a Delta table, and the conditions on their values.
 
-Not here: sessions, and the append (delta.py). No I/O: a :class:`Known` describes the table.
+Not here: sessions, and the append (delta.py). No I/O: a :class:`Shape` describes the table.
 
 Invariant: Delta appends all rows that pass these checks and meet the conditions. Other rows are refused
 before the decision.
@@ -34,7 +34,7 @@ _ESCAPED = r"""[\x01-\x1f"#%'*/:=?\\\x7f{\[\]^]"""
 
 
 @dataclass(frozen=True)
-class Known:
+class Shape:
     """The properties of an existing table that matter for an append. ``directories``: those of the columns
     whose values are names of directories on a file system that limits them.
     """
@@ -45,7 +45,7 @@ class Known:
     directories: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, metadata: str, location: str = "") -> Known:
+    def of(cls, metadata: str, location: str = "") -> Shape:
         """From the JSON of the log's metadata action, and where the table is."""
         text = json.loads(metadata)["metaData"]
         schema = T.StructType.fromJson(json.loads(text["schemaString"]))
@@ -54,7 +54,7 @@ class Known:
         limited = location.startswith(_LIMITED) and not any(elsewhere)
         return cls(schema, partitions, dict(configuration), partitions if limited else ())
 
-    def widened(self, schema: T.StructType | None) -> Known:
+    def widened(self, schema: T.StructType | None) -> Shape:
         """The same table with the types of ``schema``, which it has after a write that may widen columns."""
         kinds = {column.name.lower(): column.dataType for column in schema or ()}
         columns = [
@@ -124,7 +124,7 @@ def check_void(table: str, schema: T.StructType, target: T.StructType) -> None:
             )
 
 
-def fit(table: str, schema: T.StructType, target: Known, partition_by: Sequence[str], *, merges: bool) -> Fit:
+def fit(table: str, schema: T.StructType, target: Shape, partition_by: Sequence[str], *, merges: bool) -> Fit:
     """How to convert rows of ``schema`` to rows of the table. Raises OptionError if that is impossible."""
     of_table = {column.name.lower(): column for column in target.schema}
     partitions = [name.lower() for name in target.partition_columns]

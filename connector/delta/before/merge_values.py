@@ -21,8 +21,8 @@ from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from broker_core.core.errors import OptionError
 from connector.delta.before.cast import castable, evaluated, value
-from connector.delta.before.fit import Fit, Known, asserting, fit, not_null_within
-from connector.delta.before.given_parts import Asked, GivenParts, Order
+from connector.delta.before.fit import Fit, Shape, asserting, fit, not_null_within
+from connector.delta.before.source_parts import RowCheck, SourceParts, Order
 from connector.errors import unlogged
 from connector.sql import quoted, type_in_sql
 from connector.stream.staging import no_rows
@@ -44,7 +44,7 @@ class Written:
     """
 
     reached: str
-    checks: tuple[Asked, ...] = ()
+    checks: tuple[RowCheck, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
     fit: Fit = field(default_factory=Fit)
 
@@ -75,8 +75,8 @@ def merge_values(
         except PySparkException:
             return None
 
-    target = Known.of(table.metadata, table.location).widened(wide)
-    parts = GivenParts(spark, table.name, target.schema, schema)
+    target = Shape.of(table.metadata, table.location).widened(wide)
+    parts = SourceParts(spark, table.name, target.schema, schema)
     # whether Delta joins so that rows without a match are kept
     keeps = any(clause.rows != "MATCHED" for clause in merge.clauses)
     keeps = keeps or str(spark.conf.get(_INNER, "true")).lower() != "true"
@@ -87,7 +87,7 @@ def merge_values(
 
 
 def _written(
-    table: Table, target: Known, schema: StructType, merge: Merge, casts: _Casts
+    table: Table, target: Shape, schema: StructType, merge: Merge, casts: _Casts
 ) -> Iterator[Written]:
     passed: dict[str, list[str]] = {}  # rows -> that no clause before takes the row
     for clause in merge.clauses:
@@ -136,18 +136,18 @@ class _Casts:
     there: StructType
     cast: str
     typed: Typed
-    parts: GivenParts
+    parts: SourceParts
 
     def of(
         self, clause: Clause, schema: StructType
-    ) -> tuple[dict[str, tuple[str, DataType]], tuple[Asked, ...]]:
+    ) -> tuple[dict[str, tuple[str, DataType]], tuple[RowCheck, ...]]:
         """The columns whose values are known from the row, with SQL and type; what is asked of the row."""
         plain = clause.values is None
         assigned = clause.values
         if assigned is None:
             assigned = {name: f"{SOURCE}.{quoted(name)}" for name in schema.names}
         values: dict[str, tuple[str, DataType]] = {}
-        checks: list[Asked] = []
+        checks: list[RowCheck] = []
         for name, sql in assigned.items():
             if not plain:
                 checks += self.parts.of(f"the value of column {name!r}", sql).checks
@@ -198,7 +198,7 @@ def _column(there: StructType, names: list[str]) -> tuple[bool, StructField] | N
 _INTEGERS = {"byte", "short", "integer", "long", "tinyint", "smallint", "int", "bigint"}
 
 
-def _fit(table: Table, clause: Clause, target: Known, values: Mapping[str, tuple[str, DataType]]) -> Fit:
+def _fit(table: Table, clause: Clause, target: Shape, values: Mapping[str, tuple[str, DataType]]) -> Fit:
     whole = len(values) == len(target.schema) or (
         clause.action == "insert" and (clause.values is None or len(values) == len(clause.values))
     )
@@ -213,7 +213,7 @@ def _fit(table: Table, clause: Clause, target: Known, values: Mapping[str, tuple
             for column in target.schema
             if column.name in values
         ]
-        target = Known(StructType(columns), directories=target.directories)
+        target = Shape(StructType(columns), directories=target.directories)
     schema = StructType([StructField(name, kind) for name, (_, kind) in values.items()])
     found = fit(table.name, schema, target, (), merges=True)
     narrow = tuple(

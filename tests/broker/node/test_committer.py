@@ -280,7 +280,7 @@ def test_a_commit_wakes_those_alone_who_wait_for_its_queues() -> None:
     for thread in waiting:
         thread.join()
     assert answers == [True] * len(waiting) and len(looks) == 2 * len(waiting)
-    assert not broker.committer.published._readers
+    assert not broker.committer.listeners._readers
     broker.close()
 
 

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from broker_core.core.errors import OptionError
-from connector.delta.before.fit import Known, asserting, check_columns, check_void, fit
+from connector.delta.before.fit import Shape, asserting, check_columns, check_void, fit
 from connector.sql import literal, nullable, quoted
 
 
@@ -33,8 +33,8 @@ def column(name: str, kind: Any, nullable: bool = True, **metadata: Any) -> Stru
     return StructField(name, kind, nullable, metadata)
 
 
-def known(*columns: StructField, partitions: tuple[str, ...] = (), **configuration: str) -> Known:
-    return Known(StructType(list(columns)), partitions, configuration)
+def known(*columns: StructField, partitions: tuple[str, ...] = (), **configuration: str) -> Shape:
+    return Shape(StructType(list(columns)), partitions, configuration)
 
 
 def test_only_texts_that_name_directories_of_a_disk_are_asked_whether_they_can() -> None:
@@ -42,7 +42,7 @@ def test_only_texts_that_name_directories_of_a_disk_are_asked_whether_they_can()
 
     def asked(location: str, **configuration: str) -> list[str]:
         told = {"schemaString": rows.json(), "partitionColumns": ["v", "n"], "configuration": configuration}
-        held = Known.of(json.dumps({"metaData": told}), location)
+        held = Shape.of(json.dumps({"metaData": told}), location)
         return [told for _, told in fit("t", rows, held, (), merges=False).conditions]
 
     for location in ("file:/lake/t", "hdfs://host/t"):
@@ -93,7 +93,7 @@ A, AB = schema(a=IntegerType()), schema(a=IntegerType(), b=IntegerType())
         ),
     ],
 )
-def test_what_cannot_fit_is_refused_with_the_way_out(given: StructType, held: Known, told: str) -> None:
+def test_what_cannot_fit_is_refused_with_the_way_out(given: StructType, held: Shape, told: str) -> None:
     with pytest.raises(OptionError, match=told.replace("(", r"\(")):
         fit("t", given, held, [], merges=False)
 
@@ -129,7 +129,7 @@ def test_columns_that_delta_never_takes_are_refused() -> None:
 
 def test_a_column_without_a_type_takes_that_of_the_table() -> None:
     check_void("t", schema(A=NullType()), A)
-    assert fit("t", schema(A=NullType()), Known(A), [], merges=False).columns == {"a": "CAST(`A` AS int)"}
+    assert fit("t", schema(A=NullType()), Shape(A), [], merges=False).columns == {"a": "CAST(`A` AS int)"}
     with pytest.raises(OptionError, match="has type array<void>"):
         check_void("t", schema(a=ArrayType(NullType())), schema(a=ArrayType(IntegerType())))
 
@@ -192,6 +192,6 @@ def test_odd_names_and_texts_are_quoted() -> None:
 
 def test_a_nested_column_that_is_not_given_is_null_also_with_odd_names() -> None:
     nested = StructType([StructField("a.b", ArrayType(IntegerType()))])
-    held = Known(StructType([StructField("n", IntegerType()), StructField("v", nested)]))
+    held = Shape(StructType([StructField("n", IntegerType()), StructField("v", nested)]))
     found = fit("t", StructType([StructField("n", IntegerType())]), held, (), merges=False)
     assert found.beside == {"v": "CAST(NULL AS STRUCT<`a.b`: ARRAY<int>>)"}

@@ -35,7 +35,7 @@ class Captured(Exception):
 
 
 KINDS: list[tuple[Exception, str]] = [
-    (transient.Altered("columns"), transient.CONFLICT),
+    (transient.TableAltered("columns"), transient.CONFLICT),
     (Captured("org.apache.spark.SparkException: x", "io.delta.exceptions.ConcurrentAppendException: y"), transient.CONFLICT),
     (RuntimeError("[DELTA_CONCURRENT_DELETE_READ] a file was deleted"), transient.CONFLICT),
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "part"), FULL),

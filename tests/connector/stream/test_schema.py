@@ -25,7 +25,7 @@ from broker_core.core.errors import LocalProtocolError, OptionError
 from broker_core.message.message import READ_SCHEMA
 from broker_core.message.properties import Properties
 from connector.arrow_type import arrow_type
-from connector.options import Included
+from connector.options import ExtraColumns
 from connector.stream.schema import (
     PROPERTIES_TYPE,
     check_publish_columns,
@@ -55,10 +55,12 @@ def batch(properties: list[bytes]) -> pa.RecordBatch:
     )
 
 
-@pytest.mark.parametrize("included", [Included(*each) for each in itertools.product([False, True], repeat=4)])
+@pytest.mark.parametrize(
+    "included", [ExtraColumns(*each) for each in itertools.product([False, True], repeat=4)]
+)
 @pytest.mark.parametrize("properties", [[b"", b""], [Properties(type="t").encode(), b""], []])
 def test_batches_have_exactly_the_arrow_schema_that_spark_derives(
-    included: Included, properties: list[bytes]
+    included: ExtraColumns, properties: list[bytes]
 ) -> None:
     (given,) = to_spark(iter([batch(properties)]), included)
     assert given.schema.equals(pa.schema(arrow_type(read_schema(included))))
@@ -127,7 +129,7 @@ def test_the_list_of_headers_has_bytes_and_the_key_is_the_routing_key() -> None:
     headers = {"s": "ü", "b": b"\xff", "z": None, "n": 1, "d": {"k": b"\xff"}}
     (rows,) = to_spark(
         iter([batch([Properties(headers=headers).encode(), b"", Properties(type="t").encode(), b"\xff"])]),
-        Included(key=True, headers=True),
+        ExtraColumns(key=True, headers=True),
     )
     assert rows.column("key").to_pylist() == [b"q"] * 4
     pairs = [("s", "ü".encode()), ("b", b"\xff"), ("z", None), ("n", b"1"), ("d", b'{"k":"/w=="}')]

@@ -14,7 +14,7 @@ from broker_core.core.errors import CheckpointMismatch, ResourceLocked
 from broker_core.engine import Limit, Origin
 from connector.options import AddressOptions, read_options
 from connector.stream import reader_lock, source
-from connector.stream.admitted import AdmittedReader
+from connector.stream.with_admission_control import AdmittedReader
 from tests.engine.bench import APP, Bench
 from tests.micro_batch.partitions import PartitionedEngine, Partitions
 

@@ -14,7 +14,7 @@ from connector.sql import nullable
 from connector.tables.change import Change
 from connector.tables.commit_id import CommitId, txn_app_id
 from connector.tables.table import Table, in_sql
-from connector.tables.table_format import Attempt, Checked, TableFormat, Writing
+from connector.tables.table_format import Attempt, CheckResult, TableFormat, Writing
 
 APP = "alerts"
 COLUMNS = "id STRING, n INT"
@@ -81,7 +81,7 @@ class TableBench(ABC):
     def change(self, table: str, change: Change, once: CommitId, *rows: Row) -> int | None:
         return self.tables.change(self.spark, self.found(table), change, self.given(*rows), once)
 
-    def check(self, table: str, rows: DataFrame, change: Change | None = None, **options: str) -> Checked:
+    def check(self, table: str, rows: DataFrame, change: Change | None = None, **options: str) -> CheckResult:
         """Of an append, or a change."""
         schema = nullable(rows.schema)
         if change is None:

@@ -44,7 +44,7 @@ from broker_core.server.access.logins import Logins
 from broker_core.server.access.password_checks import is_loopback
 from broker_core.server.access.throttle import Throttle, network_of
 from broker_core.server.access.users_file import read_users
-from broker_core.server.flight.audited import ACCOUNTS
+from broker_core.server.flight.audit import ACCOUNTS
 from broker_core.server.flight.login import peer_address
 from broker_core.store.salvage.salvage import salvage
 from tests.amqp_peer import Closed, Peer

@@ -29,7 +29,7 @@ from broker_core.server.flight import connection_limit as entrances
 from broker_core.server.flight import listener, messages, server
 from broker_core.server.flight.calls import ANSWERS, LARGE, SILENT, Calls
 from broker_core.server.flight.connection_limit import FlightConnectionLimit, peer_of
-from broker_core.server.flight.kernel_sockets import Connected, KernelSockets, Peer
+from broker_core.server.flight.kernel_sockets import ClientSocket, KernelSockets, Peer
 from broker_core.server.flight.listener import FIRST_THREADS
 from broker_core.server.listener_options import ListenerOptions
 from broker_core.server.quotas import Quota, QuotaLimits, UserLimit
@@ -175,7 +175,7 @@ def test_calls_of_a_user_who_was_deleted_are_not_read_for_long(
 def test_a_connection_of_two_users_goes_on_while_one_of_them_is_let_in() -> None:
     limit = FlightConnectionLimit(lambda _name: None)
     limit._thread = threading.current_thread()
-    name, one = "ipv4:127.0.0.1:4711", Connected(Peer("127.0.0.1", 4711), 1, 0)
+    name, one = "ipv4:127.0.0.1:4711", ClientSocket(Peer("127.0.0.1", 4711), 1, 0)
     for _ in range(2):
         with limit.login(name) as enter:
             enter("ann")
@@ -189,7 +189,7 @@ def test_a_connection_of_two_users_goes_on_while_one_of_them_is_let_in() -> None
 def test_a_login_that_is_being_checked_excuses_bytes_but_no_flood_of_calls() -> None:
     limit = FlightConnectionLimit(lambda _name: None)
     limit._thread = threading.current_thread()
-    name, one = "ipv4:127.0.0.1:4711", Connected(Peer("127.0.0.1", 4711), 1, entrances.BYTES + 1)
+    name, one = "ipv4:127.0.0.1:4711", ClientSocket(Peer("127.0.0.1", 4711), 1, entrances.BYTES + 1)
     with limit.login(name) as enter:
         assert limit.overdue([one], 0.0) == []
         for _ in range(entrances.REFUSALS):
@@ -404,9 +404,9 @@ def log_in(connection_limit: FlightConnectionLimit, name: str) -> None:
 
 def test_the_oldest_of_the_address_that_has_most_ends_first() -> None:
     connection_limit = made(20)
-    found = [Connected(Peer("10.0.0.1", n), n + 1, 0) for n in range(12)]
+    found = [ClientSocket(Peer("10.0.0.1", n), n + 1, 0) for n in range(12)]
     assert len(connection_limit.overdue(found[:3], 0.0)) == 0
-    alone = Connected(Peer("10.0.0.2", 1), 99, 0)
+    alone = ClientSocket(Peer("10.0.0.2", 1), 99, 0)
     over = connection_limit.overdue([alone, *found], 1.0)
     assert {each.peer for each in over} == {Peer("10.0.0.1", n) for n in range(3)}
     assert alone in connection_limit.overdue([alone], 12.0)
@@ -414,7 +414,10 @@ def test_the_oldest_of_the_address_that_has_most_ends_first() -> None:
 
 def test_who_is_asked_or_let_in_is_not_ended() -> None:
     connection_limit = made(2)
-    first, second = Connected(Peer("10.0.0.1", 1), 1, 1 << 30), Connected(Peer("10.0.0.2", 1), 2, 1 << 30)
+    first, second = (
+        ClientSocket(Peer("10.0.0.1", 1), 1, 1 << 30),
+        ClientSocket(Peer("10.0.0.2", 1), 2, 1 << 30),
+    )
     assert connection_limit.floods([first]) == (set(), set()), "a login may be behind the first bytes"
     assert connection_limit.overdue([first], 0.0) == []
     assert connection_limit.floods([first]) == ({1}, set()) and connection_limit.floods([first]) == (
@@ -442,7 +445,7 @@ def test_who_is_asked_or_let_in_is_not_ended() -> None:
 
 def test_it_looks_again_when_sockets_come_or_go_or_somebody_waits_and_seldom_otherwise() -> None:
     connection_limit = made(20)
-    waiting = Connected(Peer("10.0.0.1", 1), 1, 0)
+    waiting = ClientSocket(Peer("10.0.0.1", 1), 1, 0)
 
     def looks(counted: int | None, now: float, *, woken: bool = False) -> bool:
         return connection_limit.must_look(counted, now, woken=woken)

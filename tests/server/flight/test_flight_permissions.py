@@ -27,7 +27,7 @@ from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
 from broker_core.server.access import throttle
-from broker_core.server.flight import audited, call_permissions
+from broker_core.server.flight import audit, call_permissions
 from tests.amqp_peer import Peer
 from tests.permission_rows import PASSWORD, USER
 from tests.server.flight.flight_calls import CALLS, HEADER, TICKETS, Raw, messages
@@ -97,7 +97,7 @@ ROWS = (
     ),
     Row("admin.give_up", (ADMINISTER,)),
     Row("admin.skip_damaged", (ADMINISTER,)),
-    *(Row(f"admin.{word}", (ADMINISTER,)) for word in audited.ACCOUNTS),
+    *(Row(f"admin.{word}", (ADMINISTER,)) for word in audit.ACCOUNTS),
     Row("read", (IN, APP)),
     Row("stage", (WRITE,)),
     Row("adopt"),  # its rows are read before what they name is known: see ``test_staging.py``

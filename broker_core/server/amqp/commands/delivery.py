@@ -119,24 +119,24 @@ def get(session: Session, method: m.BasicGet, command: Command) -> None:
     if session.state.pending_checks.runnable:
         session.commits.dispatch(session.state.topology.queues.get(name))  # consumers come before a get
 
-    def take(state: BrokerState, now: int) -> Taken:
+    def take(state: BrokerState, now: int) -> GetAnswer:
         queue = state.topology.usable(name, session.connection)
         state.topology.touch(queue, now)
         if state.expiry.head_expired(queue, now):
-            return Taken(None, 0, queue)
+            return GetAnswer(None, 0, queue)
         if not method.no_ack:
             watch(session, limit_of(queue))
         delivery = channel.get(queue)
         ready, _ = state.topology.queue_counts(name)
-        return Taken(delivery, ready, None)
+        return GetAnswer(delivery, ready, None)
 
-    def take_or_expire(state: BrokerState, change: Change, now: int) -> Taken:
+    def take_or_expire(state: BrokerState, change: Change, now: int) -> GetAnswer:
         taken = take(state, now)
         if taken.late is not None:
             state.expiry.expire(change, now, [taken.late])
         return taken
 
-    def answer(taken: Taken) -> None:
+    def answer(taken: GetAnswer) -> None:
         if taken.late is not None:
             session.put_back(command)  # carried out again after the expiry
         elif taken.delivery is None:
@@ -156,7 +156,7 @@ def get(session: Session, method: m.BasicGet, command: Command) -> None:
         answer(taken)
 
 
-class Taken(NamedTuple):
+class GetAnswer(NamedTuple):
     """What basic.get found: a message and how many are ready after it, or a queue whose head must expire."""
 
     delivery: Delivery | None

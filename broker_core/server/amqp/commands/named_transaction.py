@@ -15,7 +15,7 @@ from broker_core.broker.access.rights import actor_of
 from broker_core.broker.decision import Decided, decide
 from broker_core.core.errors import PreconditionFailed
 from broker_core.node.local import log_dropped
-from broker_core.server.amqp import audited, transaction_exchange
+from broker_core.server.amqp import audit, transaction_exchange
 from broker_core.server.amqp.commands import open_time
 from broker_core.server.amqp.session import Session
 
@@ -42,7 +42,7 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
 
     def decided(done: Decided) -> None:
         log_dropped(xid, done.dropped)
-        audited.decided(session.connection, verb, xid, done.user)
+        audit.decided(session.connection, verb, xid, done.user)
         if channel.confirming:
             session.connection.write(encode_ack(session.number, number, multiple=False))
 

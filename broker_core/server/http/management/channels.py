@@ -32,7 +32,7 @@ def _connections(call: HttpCall) -> list[Row]:
     vhost, user = call.params.get("vhost"), call.params.get("user")
     rows = [
         rabbitmq_rows.connection_row(each)
-        for each in call.served.connections()
+        for each in call.backend.connections()
         if _sees(call, each.user) and vhost in (None, each.vhost) and user in (None, each.user)
     ]
     return sorted(rows, key=lambda row: str(row["name"]))
@@ -40,7 +40,7 @@ def _connections(call: HttpCall) -> list[Row]:
 
 def _connection(call: HttpCall) -> ConnectionInfo:
     """Raises Refusal: a caller who sees its own alone is told the same of others and of none."""
-    for each in call.served.connections():
+    for each in call.backend.connections():
         if each.name == call.params["name"] and _sees(call, each.user):
             return each
     raise not_found() if looks(call.caller) else denied(OBJECT)
@@ -54,7 +54,7 @@ def _close(call: HttpCall) -> HttpAnswer:
     found = _connection(call)
     if found.user != call.user and not call.caller.operates:
         raise denied(OBJECT)
-    if not call.served.broker.open_channels.close(found.name):
+    if not call.backend.broker.open_channels.close(found.name):
         raise not_found()
     call.record("connection.close", connection=found.name, of=found.user)
     return DONE
@@ -63,7 +63,7 @@ def _close(call: HttpCall) -> HttpAnswer:
 def _channels(call: HttpCall) -> Iterator[tuple[Channel, ChannelHolder]]:
     """Those of the virtual host of the path, if it names one, in the order of their opening."""
     vhost = call.params.get("vhost")
-    for channel, holder in sorted(call.served.broker.open_channels.all(), key=lambda each: each[1].since_us):
+    for channel, holder in sorted(call.backend.broker.open_channels.all(), key=lambda each: each[1].since_us):
         shared = not channel.closed and holder.listener != "process" and _sees(call, holder.user)
         if shared and vhost in (None, holder.vhost):
             yield channel, holder

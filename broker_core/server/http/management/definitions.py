@@ -37,8 +37,8 @@ def _export(call: HttpCall) -> Row:
 
 def _export_one(call: HttpCall) -> Row:
     """Rows name no virtual host, so that they go into another one."""
-    vhost = within(call.served, call.caller, call.params["vhost"]).state.vhost
-    accounts = call.served.accounts.by(partial(call.record, vhost=vhost))
+    vhost = within(call.backend, call.caller, call.params["vhost"]).state.vhost
+    accounts = call.backend.accounts.by(partial(call.record, vhost=vhost))
     found = cast("dict[str, list[Row]]", accounts.export_definitions().definitions)
     rows = {kind: [dict(row) for row in found[kind] if row.get("vhost") == vhost] for kind in _OF_VHOST}
     for row in (row for kind in rows.values() for row in kind):
@@ -52,7 +52,7 @@ def _import(call: HttpCall) -> HttpAnswer:
 
 def _import_one(call: HttpCall) -> HttpAnswer:
     """As RabbitMQ, it takes what belongs to a virtual host; users and others are left out, and listed."""
-    vhost = within(call.served, call.caller, call.params["vhost"]).state.vhost
+    vhost = within(call.backend, call.caller, call.params["vhost"]).state.vhost
     document = {name: call.body[name] for name in _OF_VHOST if name in call.body}
     for kind, rows in document.items():
         for row in rows if isinstance(rows, list) else ():

@@ -68,7 +68,7 @@ def _declare(call: HttpCall) -> HttpAnswer:
         topology.declare_exchange(change, name, type_, **options)
         return new
 
-    created = call.served.broker.run(work)
+    created = call.backend.broker.run(work)
     call.record("exchange.declare", vhost=call.vhost, exchange=name, type=type_)
     return CREATED if created else DONE
 
@@ -81,7 +81,7 @@ def _delete(call: HttpCall) -> HttpAnswer:
         call.topology.require_there()
         call.topology.delete_exchange(change, name, if_unused=call.flag("if-unused"))
 
-    call.served.broker.run(work)
+    call.backend.broker.run(work)
     call.record("exchange.delete", vhost=call.vhost, exchange=name)
     return DONE
 
@@ -100,7 +100,7 @@ def _taken(call: HttpCall, topology: Topology, take: Callable[[Exchange[Queue]],
     found: list[Row] = []
     for name, each in sorted(topology.exchanges.items()):
         if name:
-            with call.served.broker.look:
+            with call.backend.broker.look:
                 bindings = take(each)
             found += [rabbitmq_rows.binding_row(name, binding, topology.vhost) for binding in bindings]
     return found
@@ -123,7 +123,7 @@ def _bindings_from(call: HttpCall) -> list[Row]:
     source = exchange(call, call.params["name"])
     if not source.name:
         return _defaults(call.topology)
-    with call.served.broker.look:
+    with call.backend.broker.look:
         found = source.bindings
     return [rabbitmq_rows.binding_row(source.name, each, call.vhost) for each in found]
 
@@ -187,7 +187,7 @@ def _change_binding(
         change_it = getattr(topology, word if kind == "queue" else f"{word}_exchange")
         change_it(change, name, source, routing_key, arguments)
 
-    call.served.broker.run(work)
+    call.backend.broker.run(work)
     call.record(f"{kind}.{word}", vhost=call.vhost, destination=name, source=source, routing_key=routing_key)
     return name, rabbitmq_rows.properties_key(routing_key, arguments)
 

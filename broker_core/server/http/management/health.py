@@ -18,10 +18,10 @@ def _failed(reason: str, **more: object) -> HttpAnswer:
 
 
 def _alarms(call: HttpCall) -> object:
-    stopped = call.served.broker.committer.failure
+    stopped = call.backend.broker.committer.failure
     if stopped is not None:
         return _failed("the store has stopped", alarms=[])
-    alarm = call.served.quotas.alarm
+    alarm = call.backend.quotas.alarm
     shortage = alarm.now() if alarm is not None else None
     return OK if shortage is None else _failed(f"{shortage.reason} ({shortage.numbers})", alarms=[])
 
@@ -34,7 +34,7 @@ def _port(call: HttpCall) -> object:
     text = call.params["port"]
     if not (text.isascii() and text.isdigit() and len(text) < 6):
         raise bad_request("port is not a number")
-    ports = [each.port for each in call.served.listening()]
+    ports = [each.port for each in call.backend.listening()]
     if int(text) in ports:
         return {**OK, "port": int(text)}
     return _failed("No active listener", missing=int(text), ports=ports)
@@ -42,7 +42,7 @@ def _port(call: HttpCall) -> object:
 
 def _protocol(call: HttpCall) -> object:
     name = call.params["protocol"].lower()
-    protocols = sorted({each.protocol for each in call.served.listening()})
+    protocols = sorted({each.protocol for each in call.backend.listening()})
     if name in protocols:
         return {**OK, "protocol": name}
     return _failed("No active listener", missing=name[:80], protocols=protocols)
@@ -54,7 +54,7 @@ def _certificates(call: HttpCall) -> object:
         raise bad_request("Invalid expiration unit or number: give days, weeks, months or years")
     days = min(int(within) * unit, _MOST_DAYS)
     until = datetime.now(timezone.utc) + timedelta(days=days)
-    files = call.served.certificate
+    files = call.backend.certificate
     expires = files.now.expires if files is not None else None
     if expires is None or expires > until:
         return OK

@@ -9,13 +9,13 @@ from typing import Any
 from broker_core.admin import UserInfo
 from broker_core.broker.topology.topology import Topology
 from broker_core.core import password as passwords
+from broker_core.server.http.backend import NODE
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
 from broker_core.server.http.gate import Need
 from broker_core.server.http.management import rabbitmq_rows
 from broker_core.server.http.management.listing import hosts, list_of, one_of
 from broker_core.server.http.refusal import bad_request, not_found
 from broker_core.server.http.route import Route, read, read_all
-from broker_core.server.http.served import NODE
 
 Row = dict[str, Any]
 _LIMITS = {"max-connections": "max_connections", "max-queues": "max_queues", "max-messages": "max_messages"}
@@ -25,7 +25,7 @@ _LIMITS = {"max-connections": "max_connections", "max-queues": "max_queues", "ma
 def _vhost_row(call: HttpCall, topology: Topology) -> Row:
     found = list(topology.queues.values())
     unacked = sum(queue.unacknowledged for queue in found)
-    counts, rate = call.served.rates.of_hosts([topology.vhost])
+    counts, rate = call.backend.rates.of_hosts([topology.vhost])
     return {
         "name": topology.vhost,
         "description": "",
@@ -46,14 +46,14 @@ def _vhosts(call: HttpCall) -> list[Row]:
 def _vhost_name(call: HttpCall) -> str:
     """The virtual host of the path. Raises Refusal: there is none."""
     name = call.params["vhost"]
-    if name not in call.served.broker.state.virtual_hosts.by_name:
+    if name not in call.backend.broker.state.virtual_hosts.by_name:
         raise not_found()
     return name
 
 
 def _put_vhost(call: HttpCall) -> HttpAnswer:
     name = call.params["vhost"]
-    if name in call.served.broker.state.virtual_hosts.by_name:
+    if name in call.backend.broker.state.virtual_hosts.by_name:
         return DONE
     call.vhosts.add_vhost(name)
     return CREATED

@@ -28,7 +28,7 @@ COLUMNS, LEVELS = 100, 5  # of a query, whose cost grows with the rows too
 
 def hosts(call: HttpCall) -> list[Topology]:
     """The virtual host of the path, or all that the caller may see."""
-    return [call.topology] if "vhost" in call.params else visible(call.served, call.caller)
+    return [call.topology] if "vhost" in call.params else visible(call.backend, call.caller)
 
 
 def list_of(

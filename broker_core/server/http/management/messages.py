@@ -42,11 +42,11 @@ def _peek(call: HttpCall) -> list[Row]:
     count, longest = min(max(call.get("count", int, 1), 0), MOST), call.get("truncate", int, MOST_BYTES)
     queue = there(call)
     command_permissions.read_queue(call.rights, queue.name)
-    engine = call.served.engines.of(call.vhost)
+    engine = call.backend.engines.of(call.vhost)
     most, at = count, cast("int | None", 0)
     slices: list[tuple[str, int, int]] = []
     while at is not None:
-        with call.served.broker.look:  # others go on between two pieces
+        with call.backend.broker.look:  # others go on between two pieces
             call.topology.shared(queue.name)
             left = queue.messages - queue.unacknowledged
             found, at = oldest(queue.ready, at, most, STEPS)
@@ -116,11 +116,11 @@ def _publish(call: HttpCall) -> dict[str, bool]:
     command_permissions.publish(call.rights, call.topology, target, routing_key, properties)
     if not call.rights.impersonates:
         check_user_id(properties, call.user)
-    alarm = call.served.quotas.alarm
+    alarm = call.backend.quotas.alarm
     shortage = alarm.now() if alarm is not None else None
     if shortage is not None:
         raise bad_request(f"publishers have to wait: the broker is {shortage.reason} ({shortage.numbers})")
-    broker = call.served.broker
+    broker = call.backend.broker
     holder = ChannelHolder("", "process", call.user, call.caller.address, "http", call.vhost, broker.clock())
     with broker.channel(vhost=call.vhost, user=call.user, rights=call.rights, holder=holder) as channel:
         return {"routed": channel.publish(body, target, routing_key, properties)}
@@ -132,7 +132,7 @@ def _alive(call: HttpCall) -> dict[str, str]:
     command_permissions.declare_queue(call.rights, call.topology, name, {})
     command_permissions.publish(call.rights, call.topology, "", name)
     command_permissions.read_queue(call.rights, name)
-    broker = call.served.broker
+    broker = call.backend.broker
     holder = ChannelHolder("", "process", call.user, call.caller.address, "http", call.vhost, broker.clock())
     with broker.channel(vhost=call.vhost, user=call.user, rights=call.rights, holder=holder) as channel:
         channel.queue_declare(name, durable=False)

@@ -13,12 +13,12 @@ import psutil
 
 from broker_core import __version__
 from broker_core.routing.exchange_types import EXCHANGE_TYPES
+from broker_core.server.http.backend import NODE, Backend
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import Need, looks, visible
 from broker_core.server.http.management import rabbitmq_rows
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import read, read_list
-from broker_core.server.http.served import NODE, Served
 
 API_VERSION = "3.10.8"  # of RabbitMQ, whose API this is: tools choose their calls by it
 _STARTED = time.monotonic()
@@ -30,7 +30,7 @@ def exchange_types() -> list[dict[str, object]]:
     ]
 
 
-def _listeners(served: Served) -> list[dict[str, object]]:
+def _listeners(backend: Backend) -> list[dict[str, object]]:
     return [
         {
             "node": NODE,
@@ -39,14 +39,14 @@ def _listeners(served: Served) -> list[dict[str, object]]:
             "port": each.port,
             "socket_opts": {},
         }
-        for each in served.listening()
+        for each in backend.listening()
     ]
 
 
 def _overview(call: HttpCall) -> dict[str, object]:
-    served, caller = call.served, call.caller
-    topologies = visible(served, caller)
-    counts, rate = served.rates.of_hosts([each.vhost for each in topologies])
+    backend, caller = call.backend, call.caller
+    topologies = visible(backend, caller)
+    counts, rate = backend.rates.of_hosts([each.vhost for each in topologies])
     messages = unacked = queues = exchanges = 0
     for topology in topologies:
         found = list(topology.queues.values())
@@ -55,10 +55,10 @@ def _overview(call: HttpCall) -> dict[str, object]:
         queues += sum(not queue.replies for queue in found)
         exchanges += len(topology.exchanges)
     all_ = looks(caller)
-    connections = [each for each in served.connections() if all_ or each.user == call.user]
+    connections = [each for each in backend.connections() if all_ or each.user == call.user]
     channels = [
         channel
-        for channel, holder in served.broker.open_channels.all()
+        for channel, holder in backend.broker.open_channels.all()
         if not channel.closed and (all_ or holder.user == call.user)
     ]
     told: dict[str, object] = {
@@ -68,7 +68,7 @@ def _overview(call: HttpCall) -> dict[str, object]:
         "product_name": "txmq",
         "product_version": __version__,
         "rabbitmq_version": API_VERSION,
-        "cluster_name": served.cluster,
+        "cluster_name": backend.cluster,
         "erlang_version": f"Python {platform.python_version()}",
         "disable_stats": False,
         "enable_queue_totals": False,
@@ -85,16 +85,16 @@ def _overview(call: HttpCall) -> dict[str, object]:
         "node": NODE,
     }
     if all_:
-        told |= {"listeners": _listeners(served), "contexts": []}
+        told |= {"listeners": _listeners(backend), "contexts": []}
     return told
 
 
-def _node(served: Served) -> dict[str, Any]:
+def _node(backend: Backend) -> dict[str, Any]:
     process = psutil.Process()
     with process.oneshot():
         used, files, threads = process.memory_info().rss, process.num_fds(), process.num_threads()
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    alarm = served.quotas.alarm
+    alarm = backend.quotas.alarm
     shortage = alarm.now() if alarm is not None else None
     reason = shortage.reason if shortage is not None else ""
     limits = alarm.limits if alarm is not None else None
@@ -110,13 +110,13 @@ def _node(served: Served) -> dict[str, Any]:
         "mem_used": used,
         "mem_limit": limits.memory_bytes if limits is not None else 0,
         "mem_alarm": "memory" in reason,
-        "disk_free": shutil.disk_usage(served.directory).free if served.directory else 0,
+        "disk_free": shutil.disk_usage(backend.directory).free if backend.directory else 0,
         "disk_free_limit": limits.disk_free_bytes if limits is not None else 0,
         "disk_free_alarm": "disk" in reason,
         "fd_used": files,
         "fd_total": soft,
-        "sockets_used": len(served.connections()),
-        "sockets_total": served.quotas.connections.most.total or 0,
+        "sockets_used": len(backend.connections()),
+        "sockets_total": backend.quotas.connections.most.total or 0,
         "proc_used": threads,
         "proc_total": 0,
         "partitions": [],
@@ -135,7 +135,7 @@ def _node(served: Served) -> dict[str, Any]:
 def _one_node(call: HttpCall) -> dict[str, Any]:
     if call.params["node"] != NODE:
         raise not_found()
-    return _node(call.served)
+    return _node(call.backend)
 
 
 def _memory(call: HttpCall) -> dict[str, Any]:
@@ -156,8 +156,8 @@ _NONE: dict[Need, tuple[str, ...]] = {
 }
 ROUTES = (
     read_list("/api/overview", "management", _overview, "Totals of the virtual hosts that a caller may see"),
-    read("/api/cluster-name", "management", lambda call: {"name": call.served.cluster}, "The cluster's name"),
-    read("/api/nodes", "monitoring", lambda call: [_node(call.served)], "The broker as a node of RabbitMQ"),
+    read("/api/cluster-name", "management", lambda at: {"name": at.backend.cluster}, "The cluster's name"),
+    read("/api/nodes", "monitoring", lambda call: [_node(call.backend)], "The broker as a node of RabbitMQ"),
     read("/api/nodes/{node}", "monitoring", _one_node, "The same"),
     read("/api/nodes/{node}/memory", "monitoring", _memory, "The memory of its process"),
     read("/api/whoami", "management", _whoami, "The caller and its tags"),

@@ -18,7 +18,7 @@ def _rows(operator: bool) -> Callable[[HttpCall], list[Row]]:
     def rows(call: HttpCall) -> list[Row]:
         """Raises Refusal: there is no such virtual host."""
         vhost, name = call.params.get("vhost"), call.params.get("name")
-        if vhost not in (None, *call.served.broker.state.virtual_hosts.by_name):
+        if vhost not in (None, *call.backend.broker.state.virtual_hosts.by_name):
             raise not_found()
         found = call.vhosts.policies(vhost)
         return [

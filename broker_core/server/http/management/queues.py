@@ -22,9 +22,9 @@ Row = dict[str, Any]
 
 
 def _queues(call: HttpCall) -> object:
-    show = partial(rabbitmq_rows.queue_row, rates=call.served.rates)
+    show = partial(rabbitmq_rows.queue_row, rates=call.backend.rates)
     queues = [queue for each in hosts(call) for _, queue in sorted(each.queues.items()) if not queue.replies]
-    return paged(call, queues, partial(call.served.broker.map_under_lock, show=show))
+    return paged(call, queues, partial(call.backend.broker.map_under_lock, show=show))
 
 
 def there(call: HttpCall) -> Queue:
@@ -37,8 +37,8 @@ def there(call: HttpCall) -> Queue:
 
 def _one(call: HttpCall) -> Row:
     queue = there(call)
-    (row,) = call.served.broker.map_under_lock(
-        [queue], partial(rabbitmq_rows.queue_row, rates=call.served.rates)
+    (row,) = call.backend.broker.map_under_lock(
+        [queue], partial(rabbitmq_rows.queue_row, rates=call.backend.rates)
     )
     row |= {"consumer_details": consumers_of(call, queue), "deliveries": [], "incoming": []}
     return row
@@ -62,7 +62,7 @@ def _declare(call: HttpCall) -> HttpAnswer:
         topology.declare_queue(change, name, **options)
         return new
 
-    created = call.served.broker.run(work)
+    created = call.backend.broker.run(work)
     call.record("queue.declare", vhost=call.vhost, queue=name)
     return CREATED if created else DONE
 
@@ -76,8 +76,8 @@ def _delete(call: HttpCall) -> HttpAnswer:
         topology.require_there()
         topology.delete_queue(change, name, if_unused=call.flag("if-unused"), if_empty=call.flag("if-empty"))
 
-    call.served.broker.run(work)
-    call.served.broker.committer.published.tell_consumers()
+    call.backend.broker.run(work)
+    call.backend.broker.committer.listeners.tell_consumers()
     call.record("queue.delete", vhost=call.vhost, queue=name)
     return DONE
 
@@ -91,7 +91,7 @@ def _purge(call: HttpCall) -> HttpAnswer:
         call.topology.require_there()
         return purge.step(state, change, now)
 
-    while not call.served.broker.run(step):
+    while not call.backend.broker.run(step):
         pass
     call.record("queue.purge", vhost=call.vhost, queue=name)
     return DONE

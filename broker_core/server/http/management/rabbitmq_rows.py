@@ -20,8 +20,8 @@ from broker_core.message.arguments.table import CONSUMER, EXCHANGE, QUEUE, witho
 from broker_core.node.open_channels import ChannelHolder
 from broker_core.routing.exchange import Binding, Exchange, canonical
 from broker_core.routing.exchange_types import ARGUMENTS_OF, WaitingExchange
+from broker_core.server.http.backend import NODE
 from broker_core.server.http.rates import Counts, Rate, Rates, counts_of
-from broker_core.server.http.served import NODE
 
 Row = dict[str, Any]
 

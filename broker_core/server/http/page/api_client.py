@@ -35,7 +35,7 @@ def call_api(
     caller = call.caller
     gate.permit(caller, route.need)
     if route.need == "vhost":
-        caller = gate.within(call.served, caller, (params or {})["vhost"])
+        caller = gate.within(call.backend, caller, (params or {})["vhost"])
     answer = route.answer
     found = answer(
         replace(call, caller=caller, params=params or {}, query=query or {}, body=body or {}, at=None)

@@ -29,7 +29,7 @@ def _apps(call: HttpCall) -> Response:
     rows = [row for row in _rows(call) if name.lower() in row["app_id"].lower()]
     shown_rows = rows[:MOST]
     for row in shown_rows:
-        row["curve"] = call.served.history.of(sampling.of_app(row["vhost"], row["app_id"])).curves[0]
+        row["curve"] = call.backend.history.of(sampling.of_app(row["vhost"], row["app_id"])).curves[0]
     several = len({row["vhost"] for row in rows}) > 1
     return render(call, "apps.html", apps=shown_rows, count_of=len(rows), name=name, several=several)
 
@@ -43,7 +43,7 @@ def _app(call: HttpCall) -> Response:
     staged: list[Row] = call_api(call, "/api/txmq/staged")
     for before, batch in pairwise(batches):
         batch["after_s"] = batch["committed_at"] - before["committed_at"]
-    history = call.served.history.of(sampling.of_app(vhost, app_id))
+    history = call.backend.history.of(sampling.of_app(vhost, app_id))
     lag, unapplied, unmirrored = history.curves
     return render(
         call,

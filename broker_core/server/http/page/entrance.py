@@ -20,7 +20,7 @@ from broker_core.server.http.call import Visit
 from broker_core.server.http.connection import HttpConnection
 from broker_core.server.http.page.rendering import HEADERS, rendered
 from broker_core.server.http.refusal import HttpRefusal, bad_request
-from broker_core.server.http.served import Served
+from broker_core.server.http.backend import Backend
 
 LOGIN = "/ui/login"
 FIELDS, FORM_BYTES = 20, 64 * 1024  # of a form
@@ -37,13 +37,13 @@ def cookie_name(request: Request) -> str:
     return f"txmq_{server[1] if server else 0}"
 
 
-def visit(served: Served, request: Request, connection: HttpConnection) -> Visit:
+def visit(backend: Backend, request: Request, connection: HttpConnection) -> Visit:
     """Raises Refusal: a change that no page of this origin asks for."""
     if request.method == "POST" and "origin" not in request.headers:
         raise HttpRefusal(403, "forbidden", "forms are accepted only from this broker's own pages")
     cookie = cookie_name(request)
     token = request.cookies.get(cookie, "")
-    session = served.sessions.find(token) if token else None
+    session = backend.sessions.find(token) if token else None
     query = request.scope["query_string"].decode("latin-1")
     target = request.scope["path"] + (f"?{query}" if query else "")
     return Visit(
@@ -57,13 +57,13 @@ def visit(served: Served, request: Request, connection: HttpConnection) -> Visit
     )
 
 
-def caller(served: Served, visit: Visit) -> Caller:
+def caller(backend: Backend, visit: Visit) -> Caller:
     """Raises Refusal, NotAllowed (too many connections of the user)."""
     if visit.session is not None:
-        found = gate.of_session(served, visit.connection, visit.session)
+        found = gate.of_session(backend, visit.connection, visit.session)
         if found is not None:
             return found
-        served.sessions.close(visit.token)
+        backend.sessions.close(visit.token)
     raise HttpRefusal(401, LOGIN_NEEDED, "Login required")
 
 

@@ -37,17 +37,17 @@ async def _log_in(call: HttpCall) -> Response:
     user, password = str(call.body.get("user", "")), str(call.body.get("password", ""))
     if len(user) + len(password) > gate.LONGEST:
         raise HttpRefusal(401, "not_authorised", "Login failed")
-    served = call.served
+    backend = call.backend
     try:
-        caller = await gate.check(served, at.connection, user, password, at.host)
+        caller = await gate.check(backend, at.connection, user, password, at.host)
         gate.permit(caller, "management")
     except HttpRefusal as refusal:
         return rendered("login.html", refusal.status, next=then, reason=refusal.reason, name=user[:80])
-    basis = served.logins.basis(user, caller.address)
+    basis = backend.logins.basis(user, caller.address)
     if basis is None:  # it was deleted meanwhile
         raise HttpRefusal(401, "not_authorised", "Login failed")
-    served.sessions.close(at.token)
-    token = served.sessions.open(user, basis)
+    backend.sessions.close(at.token)
+    token = backend.sessions.open(user, basis)
     return Response(
         status_code=303,
         headers={**HEADERS, "location": then, "set-cookie": _cookie(at, token, int(LONGEST_S))},
@@ -56,7 +56,7 @@ async def _log_in(call: HttpCall) -> Response:
 
 def _log_out(call: HttpCall) -> Response:
     at = _visit(call)
-    call.served.sessions.close(at.token)
+    call.backend.sessions.close(at.token)
     call.record("logout")
     headers = {**HEADERS, "location": "/ui/login", "set-cookie": _cookie(at, "", 0)}
     return Response(status_code=303, headers=headers)

@@ -18,8 +18,8 @@ FEW = 8  # rows of a table on this page
 
 
 def _overview(call: HttpCall) -> Response:
-    keys = [sampling.of_vhost(topology.vhost) for topology in visible(call.served, call.caller)]
-    times, (depth, published, settled) = call.served.history.of(*keys)
+    keys = [sampling.of_vhost(topology.vhost) for topology in visible(call.backend, call.caller)]
+    times, (depth, published, settled) = call.backend.history.of(*keys)
     values: Row = {
         "overview": call_api(call, "/api/overview"),
         "depth": plotted(times, "", messages=depth),
@@ -36,7 +36,7 @@ def _overview(call: HttpCall) -> Response:
         "in_doubt": 0,
     }
     if looks(call.caller):
-        times, (changes, milliseconds, groups) = call.served.history.of(sampling.COMMITS)
+        times, (changes, milliseconds, groups) = call.backend.history.of(sampling.COMMITS)
         values |= {
             "commits": plotted(times, "/s", commits=changes, groups=groups),
             "latency": plotted(times, "ms", latency=milliseconds),
@@ -60,8 +60,8 @@ def _last(curve: list[float | None]) -> float | None:
 
 
 def _store(call: HttpCall) -> Response:
-    alarm = call.served.quotas.alarm
-    times, (changes, milliseconds, groups) = call.served.history.of(sampling.COMMITS)
+    alarm = call.backend.quotas.alarm
+    times, (changes, milliseconds, groups) = call.backend.history.of(sampling.COMMITS)
     return render(
         call,
         "store.html",
@@ -70,7 +70,7 @@ def _store(call: HttpCall) -> Response:
         alarms=call_api(call, "/api/txmq/alarms"),
         levels=alarm.levels() if alarm is not None else [],
         staged=call_api(call, "/api/txmq/staged"),
-        listeners=call.served.listening(),
+        listeners=call.backend.listening(),
         commits=plotted(times, "/s", commits=changes, groups=groups),
         latency=plotted(times, "ms", latency=milliseconds),
     )

@@ -46,9 +46,9 @@ def _queues(call: HttpCall) -> Response:
         if refusal.error != "page_out_of_range":
             raise
         found = call_api(call, "/api/queues", query={**api_query, "page": "1"})
-    history = call.served.history
+    history = call.backend.history
     for row in found["items"]:
-        key = call.served.queue_key(row["vhost"], row["name"])
+        key = call.backend.queue_key(row["vhost"], row["name"])
         row["curve"] = history.of(sampling.of_queue(key)).curves[0]
     several = len({row["vhost"] for row in found["items"]}) > 1
     return render(
@@ -67,7 +67,7 @@ def _at(call: HttpCall) -> dict[str, str]:
 def _queue(call: HttpCall) -> Response:
     at = _at(call)
     row = call_api(call, "/api/queues/{vhost}/{name}", at)
-    history = call.served.history.of(sampling.of_queue(call.served.queue_key(at["vhost"], row["name"])))
+    history = call.backend.history.of(sampling.of_queue(call.backend.queue_key(at["vhost"], row["name"])))
     depth, published, settled = history.curves
     peek = call.query.get("peek", "")
     messages, refused = [], ""

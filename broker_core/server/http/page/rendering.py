@@ -168,7 +168,7 @@ def render(call: HttpCall, template: str, **values: Any) -> Response:
         user=call.user,
         form_secret=session.form,
         looks=looks(call.caller),
-        cluster=call.served.cluster,
+        cluster=call.backend.cluster,
         notice=notice,
         **values,
     )

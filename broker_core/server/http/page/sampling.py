@@ -10,8 +10,8 @@ import asyncio
 import time
 from concurrent.futures import Executor
 
+from broker_core.server.http.backend import Backend
 from broker_core.server.http.rates import AT_ONCE
-from broker_core.server.http.served import Served
 from broker_core.server.http.state.history import Key, Numbers
 
 Row = tuple[Key, Numbers]
@@ -27,7 +27,7 @@ def of_app(vhost: str, app: str) -> Key:
 
 
 def of_queue(key: str) -> Key:
-    """``key``: as ``Served.queue_key`` says."""
+    """``key``: as ``Backend.queue_key`` says."""
     return ("queue", key)
 
 
@@ -36,34 +36,34 @@ class Sampler:
     queue: messages, published and settled a second. Of an app: lag, batches not applied, not mirrored.
     """
 
-    def __init__(self, served: Served, beside: Executor) -> None:
-        self._served, self._beside = served, beside
+    def __init__(self, backend: Backend, beside: Executor) -> None:
+        self._backend, self._beside = backend, beside
         self._before = (0, 0, 0.0)
         self._at = 0.0
 
     async def sample(self) -> None:
-        served, history = self._served, self._served.history
-        topologies = list(served.broker.state.virtual_hosts.by_name.values())
-        await served.rates.sample(topologies, served.broker.committer.counts)
+        backend, history = self._backend, self._backend.history
+        topologies = list(backend.broker.state.virtual_hosts.by_name.values())
+        await backend.rates.sample(topologies, backend.broker.committer.counts)
         apps = await asyncio.get_running_loop().run_in_executor(self._beside, self._apps)
         history.begin(time.time())
         history.add([self._commits()])
         for topology in topologies:
-            _, rate = served.rates.of_hosts([topology.vhost])
+            _, rate = backend.rates.of_hosts([topology.vhost])
             history.add([(of_vhost(topology.vhost), (topology.tally.total, rate.published, rate.settled))])
         history.add(apps)
         for topology in topologies:
             queues = [queue for queue in list(topology.queues.values()) if not queue.replies]
             for start in range(0, len(queues), AT_ONCE):
                 for queue in queues[start : start + AT_ONCE]:
-                    rate = served.rates.of_queue(queue)
+                    rate = backend.rates.of_queue(queue)
                     numbers = (queue.messages, rate.published, rate.settled)
                     history.add([(of_queue(str(queue.queue_id)), numbers)])
                 await asyncio.sleep(0)
         history.end()
 
     def _commits(self) -> Row:
-        counts, now = self._served.broker.committer.counts, time.monotonic()
+        counts, now = self._backend.broker.committer.counts, time.monotonic()
         found = (counts.changes, counts.groups, counts.durable_s)
         changes, groups, seconds = (new - old for new, old in zip(found, self._before, strict=True))
         passed = now - self._at if self._at else 0.0
@@ -74,7 +74,7 @@ class Sampler:
 
     def _apps(self) -> list[Row]:
         rows: list[Row] = []
-        for vhost in list(self._served.broker.state.virtual_hosts.by_name):
-            for app, _ in self._served.app_ledgers(vhost):
+        for vhost in list(self._backend.broker.state.virtual_hosts.by_name):
+            for app, _ in self._backend.app_ledgers(vhost):
                 rows.append((of_app(vhost, app.app_id), (app.lag, app.unapplied, app.unmirrored)))
         return rows

@@ -28,7 +28,7 @@ RANGES = 8  # of one effect
 
 
 def _transactions(call: HttpCall) -> Response:
-    hosts = [topology.vhost for topology in visible(call.served, call.caller)]
+    hosts = [topology.vhost for topology in visible(call.backend, call.caller)]
     vhost = call.params.get("vhost") or (VHOST if VHOST in hosts else hosts[0])
     before = call.params.get("before") or "0"
     query = {"limit": str(LAST), "before": before}
@@ -58,7 +58,7 @@ def _there(call: HttpCall) -> Row:
 
 def _confirm(verb: Decision, call: HttpCall) -> Response:
     row = _there(call)
-    within(call.served, call.caller, row["vhost"])
+    within(call.backend, call.caller, row["vhost"])
     publishes, settles = count(row["publishes"]), count(row["settles"])
     if verb == "commit":
         says = [

@@ -56,7 +56,7 @@ _DELTA = tuple(
 
 
 @contextlib.contextmanager
-def isolated(
+def isolated_session(
     spark: SparkSession, settings: Mapping[str, str] | None = None, context: Mapping[str, Any] | None = None
 ) -> Iterator[SparkSession]:
     """A session with the settings of ``spark``, then ``context`` and ``settings``, for the time of the block.
@@ -94,7 +94,7 @@ def decided(spark: SparkSession, context: Mapping[str, object] | None) -> Iterat
         with _active(spark):
             yield spark
     else:
-        with isolated(spark, None, context) as session:
+        with isolated_session(spark, None, context) as session:
             yield session
 
 

@@ -34,7 +34,7 @@ from connector.tables.table import is_connect
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaObject
 
-Asked = tuple[str, str]  # SQL over ``s`` that must be true, error text
+RowCheck = tuple[str, str]  # SQL over ``s`` that must be true, error text
 
 # expressions that do not fail if their children do not
 _TOTAL = {
@@ -50,7 +50,7 @@ class Parts:
     what is compared with the table in its place, where Spark casts it.
     """
 
-    checks: tuple[Asked, ...] = ()
+    checks: tuple[RowCheck, ...] = ()
     compared: dict[str, str] = field(default_factory=dict)
 
 
@@ -62,7 +62,7 @@ class Order(enum.Enum):
     FILTERED = enum.auto()  # what is asked of the given row alone first
 
 
-class GivenParts:
+class SourceParts:
     """The parts of expressions over a table and rows of one schema."""
 
     def __init__(self, spark: SparkSession, table: str, target: StructType, rows: StructType) -> None:
@@ -82,7 +82,7 @@ class GivenParts:
         except PySparkException:
             return Parts()  # Delta's analysis has judged it
         own = self._plan(self._rows).outputSet()
-        found: dict[Asked, None] = {}
+        found: dict[RowCheck, None] = {}
         for part, guard in self._guarded(_conjuncts(root), own, order):
             for each in _largest(part, own):
                 found.update(dict.fromkeys(guarded(check, guard) for check in self._checks(what, each)))
@@ -121,7 +121,7 @@ class GivenParts:
             return ""
         return sql
 
-    def _checks(self, what: str, part: JavaObject) -> Iterator[Asked]:
+    def _checks(self, what: str, part: JavaObject) -> Iterator[RowCheck]:
         if not self._may_fail(part):
             return
         sql = part.sql()
@@ -161,7 +161,7 @@ class GivenParts:
         return frame._jdf.queryExecution().analyzed()
 
 
-def guarded(check: Asked, guard: str) -> Asked:
+def guarded(check: RowCheck, guard: str) -> RowCheck:
     """The check, limited to the rows for which ``guard`` is true."""
     sql, text = check
     return (f"CASE WHEN {guard} THEN {sql} ELSE true END" if guard else sql), text

@@ -49,7 +49,7 @@ class AppLedger(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class Backend:
     """``connections``: of AMQP.
     ``directory`` "": a broker without files. ``cluster``: its name for clients. ``urls``: where the broker
     listens. ``with_clients``: staged batches with who opened each, as far as a listener knows it.

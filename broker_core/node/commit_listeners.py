@@ -16,7 +16,7 @@ from broker_core.broker.queue.queue import Queue
 WAITING = 2
 
 
-class Published:
+class CommitListeners:
     """``awaken``: called by any thread, to dispatch; None: there are no consumers. ``upkeep`` wakes the
     upkeep, which wakes by itself at ``upkeep_us``.
     """
