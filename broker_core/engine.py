@@ -40,6 +40,7 @@ REFUSED_ROWS = "refused_rows"  # the numbers of rows that were published, becaus
 
 Vector = dict[Name, int | Literal["start"]]  # log -> offset, or queue -> START
 Ranges = dict[Name, tuple[int, int]]  # log -> (start, end), concrete
+Slice = tuple[Name, int, int]  # log, start, end
 OnNewCheckpoint = Literal["fail", "resume"]
 BranchTarget = Mapping[str, Any]  # JSON: where the rows of a branch go, see BranchHeader
 BranchKind = Literal["publish", "append", "merge", "delete", "overwrite", "after_commit"]
@@ -132,7 +133,7 @@ class ReadTicket:
     query_id: str
     batch_id: int
     ranges: Ranges
-    slices: tuple[tuple[Name, int, int], ...]  # (log, start, end) in reading order
+    slices: tuple[Slice, ...]  # in reading order
     fail_on_data_loss: bool = True
     transaction: bool = False  # rows as READ_WITH_TRANSACTION, where commits have numbers
     record: bool = False  # rows as READ_WITH_RECORD, where messages are records of Kafka
@@ -331,7 +332,7 @@ class Source(Protocol):
         """
 
     def browse(
-        self, slices: Sequence[tuple[Name, int, int]], *, transaction: bool = False, record: bool = False
+        self, slices: Sequence[Slice], *, transaction: bool = False, record: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """Yields unsettled rows of the slices, as READ_SCHEMA; claims and changes nothing (batch reads).
         ``transaction``, ``record``: as in a ticket.

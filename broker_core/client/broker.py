@@ -41,6 +41,7 @@ from broker_core.engine import (
     Opened,
     ReadTicket,
     Sink,
+    Slice,
     Source,
     StagedBranch,
 )
@@ -48,8 +49,7 @@ from broker_core.flight import contract
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Slices = tuple[tuple[str, int, int], ...]
-TicketOf = Callable[[Slices], contract.Ticket]
+TicketOf = Callable[[tuple[Slice, ...]], contract.Ticket]
 
 _clients: dict[tuple[int, Address], BrokerClient] = {}
 _clients_lock = threading.Lock()
@@ -194,7 +194,7 @@ class BrokerClient:
         files = SegmentFiles(directory)
         # the batch of the last piece: small runs share one
         block: tuple[BlockId, pa.RecordBatch | None] = (NO_BLOCK, None)
-        served: list[tuple[str, int, int]] = []
+        served: list[Slice] = []
         for piece in plan.pieces:
             if piece.location is not None and (block[0] != piece.block_id or block[1] is None):
                 block = (piece.block_id, files.read(piece.location))
@@ -217,14 +217,14 @@ class BrokerClient:
         )
 
     def browse(
-        self, slices: Sequence[tuple[str, int, int]], *, transaction: bool = False, record: bool = False
+        self, slices: Sequence[Slice], *, transaction: bool = False, record: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """Yields unsettled rows of the slices; claims and changes nothing."""
         return self._resumed(
             tuple(slices), lambda left: contract.Ticket(browse=left, transaction=transaction)
         )
 
-    def _resumed(self, slices: Slices, ticket_of: TicketOf) -> Iterator[pa.RecordBatch]:
+    def _resumed(self, slices: tuple[Slice, ...], ticket_of: TicketOf) -> Iterator[pa.RecordBatch]:
         left = slices
         patience = self._connection.patience()
         while left:
@@ -397,7 +397,7 @@ def _batches(live: Live, ticket: contract.Ticket) -> Iterator[pa.RecordBatch]:
         reader.cancel()  # a reader that stops early must not leave the server waiting
 
 
-def _after(slices: Slices, batch: pa.RecordBatch) -> Slices:
+def _after(slices: tuple[Slice, ...], batch: pa.RecordBatch) -> tuple[Slice, ...]:
     """What of ``slices`` is left when ``batch`` was delivered."""
     log = batch.column("queue")[0].as_py()
     last = batch.column("offset")[batch.num_rows - 1].as_py()
@@ -408,8 +408,8 @@ def _after(slices: Slices, batch: pa.RecordBatch) -> Slices:
     raise errors.RemoteProtocolError(f"the broker sent offset {last} of {log!r}, which was not asked for")
 
 
-def _joined(slices: Sequence[tuple[str, int, int]]) -> Slices:
-    joined: list[tuple[str, int, int]] = []
+def _joined(slices: Sequence[Slice]) -> tuple[Slice, ...]:
+    joined: list[Slice] = []
     for log, start, end in slices:
         if joined and joined[-1][0] == log and joined[-1][2] == start:
             joined[-1] = (log, joined[-1][1], end)

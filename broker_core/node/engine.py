@@ -52,6 +52,7 @@ from broker_core.engine import (
     Origin,
     Ranges,
     ReadTicket,
+    Slice,
     StagedBatch,
     StagedBranch,
     Vector,
@@ -64,7 +65,7 @@ from broker_core.node.deferred_signals import uninterrupted
 from broker_core.node.loaded_blocks import addresses, stamps
 from broker_core.node.local import LocalBroker
 from broker_core.node.open_channels import explain
-from broker_core.node.reader import Reader, Slices, in_groups
+from broker_core.node.reader import Reader, in_groups
 from broker_core.routing.column import Routed
 from broker_core.store.port import BlockInfo
 
@@ -235,7 +236,7 @@ class EmbeddedEngine:
         Raises CheckpointMismatch, DataLoss.
         """
 
-        def work(slices: Slices, _state: BrokerState, change: Change, _now_us: int) -> ReadPlan:
+        def work(slices: Sequence[Slice], _state: BrokerState, change: Change, _now_us: int) -> ReadPlan:
             claim = self._claims.by_ranges(ticket.app_id, ticket.ranges)
             fails, transaction = ticket.fail_on_data_loss, ticket.transaction
             plan = self._reader.plan(slices, claim, fail_on_data_loss=fails, transaction=transaction)
@@ -251,8 +252,8 @@ class EmbeddedEngine:
         here("engine.read.recorded")
         return plan
 
-    def plan_browse(self, slices: Slices, *, transaction: bool = False) -> ReadPlan:
-        def look(group: Slices) -> ReadPlan:
+    def plan_browse(self, slices: Sequence[Slice], *, transaction: bool = False) -> ReadPlan:
+        def look(group: Sequence[Slice]) -> ReadPlan:
             plan = self._reader.plan
             return self._look(plan, group, None, fail_on_data_loss=False, transaction=transaction)
 
@@ -275,7 +276,7 @@ class EmbeddedEngine:
         return self.read_plan(self.open_read(ticket), ticket)
 
     def browse(
-        self, slices: Slices, *, transaction: bool = False, record: bool = False
+        self, slices: Sequence[Slice], *, transaction: bool = False, record: bool = False
     ) -> Iterator[pa.RecordBatch]:
         return self.read_plan(self.plan_browse(slices, transaction=transaction))
 

@@ -22,11 +22,11 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.queue.progress import IntervalSet
 from broker_core.core.errors import DataLoss, QueueNotFound
 from broker_core.core.records import ClaimRecord
+from broker_core.engine import Slice
 from broker_core.node.loaded_blocks import open_rows
 from broker_core.node.local import LocalBroker
 from broker_core.store.codec import merged_block
 
-Slices = Sequence[tuple[str, int, int]]
 PlanAgain = Callable[[str, int, int], ReadPlan]  # the same read of one slice, as of now
 GROUP = 64  # slices of one work: a request has thousands, and the others wait for the lock
 
@@ -40,7 +40,7 @@ class Reader:
 
     def plan(
         self,
-        slices: Slices,
+        slices: Sequence[Slice],
         claim: ClaimRecord | None,
         *,
         fail_on_data_loss: bool,
@@ -136,7 +136,7 @@ class Reader:
         return queue
 
 
-def in_groups(slices: Slices, plan: Callable[[Slices], ReadPlan]) -> ReadPlan:
+def in_groups(slices: Sequence[Slice], plan: Callable[[Sequence[Slice]], ReadPlan]) -> ReadPlan:
     plans = [plan(slices[first : first + GROUP]) for first in range(0, max(1, len(slices)), GROUP)]
     return replace(plans[0], pieces=tuple(piece for each in plans for piece in each.pieces))
 

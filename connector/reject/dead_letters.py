@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from broker_core.core.errors import DataLoss, OptionError, ProtocolError
-from broker_core.engine import DeadLetterRoute, Engine
+from broker_core.engine import DeadLetterRoute, Engine, Slice
 from broker_core.message.field_table import Long, Timestamp
 from broker_core.message.message import DELAY, MAX_DELAY_MS, MESSAGE_SCHEMA
 from broker_core.message.properties import Properties, append_headers, encode_headers, expiration, rewrite_of
@@ -231,9 +231,9 @@ class _Task:
             return replace(found, exchange=rejection.exchange, routing_key=rejection.routing_key)
         return found if rejection.routing_key is None else replace(found, routing_key=rejection.routing_key)
 
-    def _slices(self, places: list[_Place]) -> list[tuple[str, int, int]]:
+    def _slices(self, places: list[_Place]) -> list[Slice]:
         """Few slices that hold the places, which are sorted."""
-        slices: list[tuple[str, int, int]] = []
+        slices: list[Slice] = []
         for queue, partition, offset in places:
             log = queue if self._logs[queue] == [queue] else f"{queue}/{partition}"
             if slices and slices[-1][0] == log and offset - slices[-1][2] <= _GAP:

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from broker_core.core.errors import CheckpointMismatch
 from broker_core.core.failpoint import here
-from broker_core.engine import LATEST, Available, Engine, Limit, Ranges, ReadTicket, Vector
+from broker_core.engine import LATEST, Available, Engine, Limit, Ranges, ReadTicket, Slice, Vector
 from connector.options import ReadOptions
 from connector.stream import offset
 from connector.stream.reader_lock import ReaderLock
@@ -33,8 +33,6 @@ POLL_S = 0.1
 MIN_ROWS_PER_TASK = 1_000
 # The ends of the logs are for the progress of a query, and a look at them is a call in each trigger.
 ENDS_S = 1.0
-
-Slice = tuple[str, int, int]  # (log, start, end)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ _LAST_DELTA = struct.Struct(">i")
 _LAST_DELTA_AT = 23
 
 
-class Slice(NamedTuple):
+class LogSlice(NamedTuple):
     log: TopicPartition
     start: int
     end: int
@@ -51,7 +51,7 @@ class PartitionReader:
     """
 
     def __init__(
-        self, client: Client, slices: Sequence[Slice], ids: Mapping[str, UUID], *, fail_on_data_loss: bool
+        self, client: Client, slices: Sequence[LogSlice], ids: Mapping[str, UUID], *, fail_on_data_loss: bool
     ) -> None:
         self._client = client
         self._slices = [each for each in slices if each.start < each.end]
@@ -74,7 +74,7 @@ class PartitionReader:
             following = self._slices[number + 1] if number + 1 < len(self._slices) else None
             yield from self._rows(each, following, record)
 
-    def _rows(self, part: Slice, following: Slice | None, record: bool) -> Iterator[pa.RecordBatch]:
+    def _rows(self, part: LogSlice, following: LogSlice | None, record: bool) -> Iterator[pa.RecordBatch]:
         log, position, end = part
         patience = self._client.patience()
         while position < end:

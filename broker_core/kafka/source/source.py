@@ -26,6 +26,7 @@ from broker_core.engine import (
     Origin,
     Ranges,
     ReadTicket,
+    Slice,
     Vector,
 )
 from broker_core.kafka import names
@@ -36,7 +37,7 @@ from broker_core.kafka.lost import unknown_start
 from broker_core.kafka.protocol.port import TopicPartition, parse_log
 from broker_core.kafka.source.partition_logs import PartitionLogs
 from broker_core.kafka.source.partitions import Partitions, require_same_topics
-from broker_core.kafka.source.reader import PartitionReader, Slice
+from broker_core.kafka.source.reader import LogSlice, PartitionReader
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.finished import CommittedBelow
 from broker_core.micro_batch.claims.releases import Release
@@ -45,7 +46,6 @@ from broker_core.micro_batch.resume import take_ends
 
 T = TypeVar("T")
 Rows = Iterator[pa.RecordBatch]
-Slices = Sequence[tuple[str, int, int]]
 Decided = Callable[[str], Ledger]  # app -> its decisions
 
 WAIT_SLICE_S = 0.1  # how late a second leader is asked while the first one has nothing new
@@ -242,7 +242,7 @@ class KafkaSource:
 
     def read(self, ticket: ReadTicket) -> Rows:
         """1. The first fetch; 2. the fact that this batch reads these ranges; 3. the rows."""
-        slices = [Slice(parse_log(log), first, last) for log, first, last in ticket.slices]
+        slices = [LogSlice(parse_log(log), first, last) for log, first, last in ticket.slices]
         journal = self.journal(ticket.app_id)
         logs = [*(parse_log(log) for log in ticket.ranges), *(each.log for each in slices)]
         ids = self._claimed_ids(ticket.app_id, {log.topic for log in logs})
@@ -251,11 +251,11 @@ class KafkaSource:
                 journal.note_read(ticket.query_id, ticket.batch_id, ticket.ranges)
             yield from reader.rows(record=ticket.record)
 
-    def browse(self, slices: Slices, *, transaction: bool = False, record: bool = False) -> Rows:
-        parts = [Slice(parse_log(log), first, last) for log, first, last in slices]
+    def browse(self, slices: Sequence[Slice], *, transaction: bool = False, record: bool = False) -> Rows:
+        parts = [LogSlice(parse_log(log), first, last) for log, first, last in slices]
         ids = {each.log.topic: self._partitions.topic_id(each.log.topic) for each in parts}
         ends = self._partitions.ends({each.log for each in parts})
-        visible = [Slice(log, first, min(last, ends[log])) for log, first, last in parts]
+        visible = [LogSlice(log, first, min(last, ends[log])) for log, first, last in parts]
         with PartitionReader(self._client, visible, ids, fail_on_data_loss=False) as reader:
             yield from reader.rows(record=record)
 
