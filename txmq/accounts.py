@@ -155,5 +155,12 @@ def _give_app(options: Options) -> int:
     argument("EXCHANGE", "default: all", "[EXCHANGE]", default=""),
 )
 def _clear_topic(options: Options) -> int:
-    _accounts(options).clear_topic_permissions(options.name, options.exchange)
-    return done(options, f"cleared the topic permissions of user {options.name}", user=options.name)
+    accounts, name, exchange = _accounts(options), options.name, options.exchange
+    of = name, accounts.client.address.vhost
+    mine = [each.exchange for each in accounts.permissions() if (each.user, each.vhost) == of]
+    cleared = [each for each in mine if each and exchange in ("", each)]
+    accounts.clear_topic_permissions(name, exchange)
+    text = f"cleared the topic permissions of user {name} for {', '.join(cleared)}"
+    if not cleared:
+        text = f"user {name} had no topic permissions" + (f" for exchange {exchange}" if exchange else "")
+    return done(options, text, user=name, exchanges=cleared)

@@ -112,7 +112,12 @@ def test_users_and_permissions_of_a_directory(shell: Shell, directory: str) -> N
     }
     names = {"user": "ann", "vhost": "/", "exchange": "", "configure": "^a", "write": "", "read": ".*"}
     assert shell.listed("permission", "list", *data) == [names, topic]
-    shell.run("permission", "clear-topic", "ann", "amq.topic", *data)
+    clear = ("permission", "clear-topic", "ann")
+    assert shell.run(*clear, "logs", *data) == "user ann had no topic permissions for exchange logs\n"
+    assert shell.listed("permission", "list", *data) == [names, topic]
+    assert shell.run(*clear, *data) == "cleared the topic permissions of user ann for amq.topic\n"
+    assert shell.run(*clear, *data) == "user ann had no topic permissions\n"
+    assert shell.listed(*clear, *data) == {"user": "ann", "exchanges": []}
     assert shell.listed("permission", "list", *data) == [names]
     shell.run("permission", "clear", "ann", "--yes", *data)
     assert shell.listed("permission", "list", *data) == []
