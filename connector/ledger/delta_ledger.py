@@ -174,7 +174,7 @@ class DeltaLedger:
             return last
 
         table = self._tables.resolve(spark, self._table)
-        restored = require_numbers(self._tables, spark, table, txn_app_id, self._app_id, written)
+        restored = require_numbers(self._tables, spark, table, txn_app_id, self._app_id, written, ledger=True)
         self._writer = identity, numbered_anew(txn_app_id, restored)
         self._sound(spark, starts=True)
         return entries

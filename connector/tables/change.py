@@ -86,11 +86,6 @@ class Merge:
         return any(re.search(whole, text, re.IGNORECASE) for text in texts)
 
     @property
-    def only_inserts(self) -> bool:
-        """Whether it neither changes nor deletes a row of the table."""
-        return all(clause.action == "insert" for clause in self.clauses)
-
-    @property
     def acts_without_rows(self) -> bool:
         """Whether it has an effect even if no row is given."""
         return any(clause.rows == "NOT MATCHED BY SOURCE" for clause in self.clauses)
@@ -106,8 +101,7 @@ def _short(update: object, insert: object, delete: object) -> list[Clause]:
     """The clauses of ``update``, ``insert`` and ``delete``: a delete comes before an update."""
     found: list[Clause] = []
     if delete not in (None, False):
-        condition = "" if delete is True else delete
-        found.append(When.matched(condition).delete())  # type: ignore[arg-type]
+        found.append(When.matched("" if delete is True else delete).delete())  # type: ignore[arg-type]
     if update not in (None, False):
         found.append(When.matched().update(None if update is True else update))  # type: ignore[arg-type]
     if insert not in (None, False):

@@ -144,9 +144,11 @@ def require_numbers(
     txn_app_id: str,
     app_id: str,
     decided: Callable[[], int],
+    ledger: bool = False,
 ) -> int:
     """The RESTORE behind which the next batch is numbered: the table takes each number once, and also keeps
     those of batches that are undone. Raises CheckpointMismatch if it has later ones of this broker.
+    ``ledger``: the table is one, which is written after the decision.
     """
     if not table.exists:
         return 0
@@ -162,9 +164,15 @@ def require_numbers(
     put_back = f"or, before others write to it, put the table back ({restore}), " if version else ""
     if version and of_others:
         put_back, lost = "", f"; a RESTORE to version {to} would also undo commits of others ({of_others})"
+    text = f"table {table.name!r} holds batch {stored} of app {app_id!r}, and the broker has"
+    why = f"only {last_decided}: an older copy of the broker's data was restored"
+    if ledger:
+        raise CheckpointMismatch(
+            f"{text} mirrored {why} (what it has decided since stays decided)",
+            f"restore the newest data, {put_back}or name another ledger{lost}",
+        )
     raise CheckpointMismatch(
-        f"table {table.name!r} holds batch {stored} of app {app_id!r}, and the broker has decided only "
-        f"{last_decided}: an older copy of the broker's data was restored (nothing was consumed)",
+        f"{text} decided {why} (nothing was consumed)",
         f"restore the newest data, {put_back}or use a new app_id, which appends later batches again (a "
         f"broker needs `txmq app release {app_id} QUEUE --force` first){lost}",
     )

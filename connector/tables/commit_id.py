@@ -26,8 +26,7 @@ def txn_app_id(app_id: str, identity: str, location: str, step: int = 0, restore
     It contains the location: spellings that txmq cannot compare (``s3://t``, ``s3a://t``) make two commits.
     Each step of a batch has its own one: a table skips a second commit with the same id and number.
     """
-    table = f"{app_id}@{identity}/{_digest(location)}"
-    table = numbered_anew(table, restored)
+    table = numbered_anew(f"{app_id}@{identity}/{_digest(location)}", restored)
     return f"{table}{STEP}{step}" if step else table
 
 

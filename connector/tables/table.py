@@ -110,14 +110,11 @@ def plain_location(url: str) -> str:
     scheme, colon, rest = url.partition(":")
     if not colon or "/" in scheme:
         scheme, rest = "", url
-    scheme = scheme.lower()
-    authority = ""
+    scheme, authority = scheme.lower(), ""
     if rest.startswith("//"):
         authority, _, rest = rest[2:].partition("/")
         rest = "/" + rest
     rest = re.sub(r"/+", "/", rest).rstrip("/") or "/"
     if scheme == "file":
         return f"file:{os.path.realpath(rest)}"
-    if not scheme:
-        return rest
-    return f"{scheme}://{authority}{rest}"
+    return f"{scheme}://{authority}{rest}" if scheme else rest

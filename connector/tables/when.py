@@ -5,7 +5,7 @@
     When.not_matched("s.op <> 'D'").insert()
     When.not_matched_by_source("t.day < current_date()").delete()
 
-Not here: the merge (``merge.py``). Pure.
+Not here: the merge (``change.py``). Pure.
 Invariant: a clause is text, so that the decision can store it.
 """
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 GOES_ON = re.compile(
-    r"onNewCheckpoint|(new|newest) checkpoint|txmq (app release|app skip|broker salvage)|RESTORE TABLE|resume_from=|(another|new) app_id|"
+    r"onNewCheckpoint|(new|newest) checkpoint|txmq (app release|app skip|broker salvage)|RESTORE TABLE|resume_from=|(another|new) app_id|another ledger|"
     r"kafka-(?!topics)\w+\.sh|\{\w*\.?(UNAPPLIED|LOST|AGAIN|_START|_OTHERWISE|_AS_WEIGHT|_AS_HASHED)\}"
 )
 ENGINES = (
@@ -37,6 +37,7 @@ RESUMED = (
 )
 HASHED = "tests/routing/test_consistent_hash.py::test_who_does_what_a_refusal_says_is_taken_at_once"
 PUT_BACK = "tests/spark/test_data_directories.py::test_a_table_that_is_put_back_as_the_error_says_takes_the_batches_of_restored_data"
+ANOTHER_LEDGER = "tests/spark/test_data_directories.py::test_a_data_directory_restored_one_batch_older_stops_before_the_decision"
 OTHERS_KEEP = "tests/spark/test_data_directories.py::test_who_does_what_the_error_of_a_newer_table_says_loses_no_row_of_others"
 REPLACED = "tests/spark/test_tables_changed.py::test_a_change_is_not_done_on_a_table_that_replaces_its_own_and_never_silently"
 SALVAGED = "tests/store/test_salvage.py::test_flipped_bytes_in_the_catalog_never_make_a_message_another_one"
@@ -71,7 +72,8 @@ ADVICE: dict[str, str] = {
     "and this engine has no ledger of the app": RESUMED,
     "had other messages than here": RESUMED,
     "and this engine, which wrote that": PUT_BACK,
-    "and the broker has decided only": OTHERS_KEEP,
+    "{text} decided {why}": OTHERS_KEEP,
+    "{text} mirrored {why}": ANOTHER_LEDGER,
     "the catalog holds a record that cannot be read": SALVAGED,
     "the catalog {path} is damaged": SALVAGED,
     "see `txmq broker salvage`: {what}": "tests/server/test_skip_damaged.py::test_what_is_damaged_is_left_out_and_the_rest_flows",

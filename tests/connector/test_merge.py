@@ -43,7 +43,7 @@ def test_a_merge_has_the_clauses_of_deltas_builder_in_their_order() -> None:
         "WHEN NOT MATCHED BY SOURCE AND (t.old) THEN DELETE "
         "WHEN NOT MATCHED BY SOURCE THEN UPDATE SET n = (0)"
     )
-    assert merge.acts_without_rows and not merge.only_inserts
+    assert merge.acts_without_rows
     assert Merge.of(json.loads(json.dumps(asdict(merge)))) == merge
 
 
@@ -55,7 +55,6 @@ def test_update_insert_and_delete_are_short_for_clauses() -> None:
     )
     assert "-- by id\n)" in short.sql("x", "v"), "a comment does not reach beyond its expression"
     assert not short.acts_without_rows
-    assert Merge.parse("true", insert={"n": "s.n"}).only_inserts
 
 
 class Column:

@@ -128,10 +128,13 @@ def test_a_data_directory_restored_one_batch_older_stops_before_the_decision(pla
             lambda session: session.createDataFrame([("x",)], "body string"),
             CommitId.of(decided, txn),
         )
-    with pytest.raises(
-        CheckpointMismatch, match=r"holds batch 2 .*RESTORE TABLE \S*ledger` TO VERSION AS OF 0"
-    ):
+    told = r"holds batch 2 .*mirrored only 1: .*stays decided.*RESTORE TABLE \S*ledger` TO VERSION AS OF 0"
+    with pytest.raises(CheckpointMismatch, match=f"{told}.* or name another ledger"):
         DeltaLedger(place.spark.newSession(), str(place.ledger), engine, "app").write_missing()
+    DeltaLedger(place.spark.newSession(), str(place.root / "another"), engine, "app").write_missing()
+    rows = delta_rows(place.root / "another")
+    assert sorted((row["sequence"], row["token"]) for row in rows)[1] == (2, decided.token) and len(rows) == 2
+    assert engine.unmirrored("app") == []
 
 
 def test_by_sql_alone_a_batch_that_is_too_far_back_in_its_table_stops_the_query_after_the_decision(

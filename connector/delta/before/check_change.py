@@ -54,7 +54,7 @@ def check(
 ) -> CheckResult:
     """See ``TableFormat.check_change``."""
     check_columns(table.name, schema, ())
-    removes = not (isinstance(change, Merge) and change.only_inserts)
+    removes = not (isinstance(change, Merge) and all(clause.action == "insert" for clause in change.clauses))
     if removes and table.properties.get(_APPEND_ONLY, "false").lower() == "true":
         raise OptionError(
             f"table {table.name!r} is append-only ({_APPEND_ONLY})",
