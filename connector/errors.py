@@ -52,7 +52,7 @@ _asking = _Asking()
 
 
 @contextlib.contextmanager
-def unlogged() -> Iterator[None]:
+def without_logs() -> Iterator[None]:
     """Where an error is an answer. PySpark logs each error of an analysis when it is made, with a Java stack
     trace of some 20 kB; not those of this thread inside.
     """
@@ -81,7 +81,7 @@ def holds_java_trace(error: BaseException | None) -> bool:
     return False
 
 
-def shortened(error: BaseException) -> Exception:
+def shorten(error: BaseException) -> Exception:
     """The error without its Java stack trace.
 
     Spark 4.2 searches the text of a failed foreachBatch for interruptions with a regular expression. A long

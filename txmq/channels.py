@@ -21,7 +21,7 @@ from txmq.output import Row, confirm, done, list_command, print_lines, report, s
 from txmq.topology import require_queue
 
 
-def _listed(options: Options, found: Sequence[object], rows: Sequence[object]) -> int:
+def _print_list(options: Options, found: Sequence[object], rows: Sequence[object]) -> int:
     if not rows and getattr(options, "queue", None) is not None:
         require_queue(options, options.queue)
     if len(found) >= LISTED:
@@ -32,7 +32,7 @@ def _listed(options: Options, found: Sequence[object], rows: Sequence[object]) -
 @command("connection list", "list connections of AMQP and Spark", *BROKER, WATCH)
 def _connections(options: Options) -> int:
     found = connections(client_at(options))
-    return _listed(options, found, found)
+    return _print_list(options, found, found)
 
 
 @command(
@@ -45,7 +45,7 @@ def _connections(options: Options) -> int:
 def _consumers(options: Options) -> int:
     found = RemoteAdmin(client_at(options)).consumers()
     rows = [each for each in found if options.queue in (None, each.queue)]
-    return _listed(options, found, rows)
+    return _print_list(options, found, rows)
 
 
 @command(
@@ -60,7 +60,7 @@ def _consumers(options: Options) -> int:
 )
 def _channels(options: Options) -> int:
     found = client_at(options).channels()
-    return _listed(options, found, _chosen(options, found))
+    return _print_list(options, found, _chosen(options, found))
 
 
 def _chosen(options: Options, found: list[ChannelInfo]) -> list[ChannelInfo]:
@@ -93,7 +93,7 @@ list_command(
 def _prepared(options: Options) -> int:
     found = client_at(options).prepared()
     rows = [each for each in found if options.queue is None or options.queue in (*each.to, *each.acked)]
-    return _listed(options, (), [_prepared_row(each) for each in rows])
+    return _print_list(options, (), [_prepared_row(each) for each in rows])
 
 
 @command(

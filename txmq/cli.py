@@ -338,7 +338,7 @@ def _peek(options: Options) -> int:
     starts = dict.fromkeys(logs, options.offset) if options.offset is not None else None
     rows: list[Row] = []
     for log, found in engine.available(logs, starts).items():
-        rows += _peeked(engine, log, found.start, found.end, options.limit - len(rows))
+        rows += _peek_rows(engine, log, found.start, found.end, options.limit - len(rows))
     if not rows and options.offset is not None:
         end = max(found.end for found in engine.available(logs).values())
         if options.offset > end:
@@ -346,7 +346,7 @@ def _peek(options: Options) -> int:
     return show(options, [_message_row(row, as_json=options.json) for row in rows])
 
 
-def _peeked(engine: Engine, log: str, start: int, end: int, limit: int) -> list[Row]:
+def _peek_rows(engine: Engine, log: str, start: int, end: int, limit: int) -> list[Row]:
     rows: list[Row] = []
     while start < end and len(rows) < limit:
         stop = min(end, start + max(limit, 100))  # settled offsets have no rows

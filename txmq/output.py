@@ -127,7 +127,7 @@ def table(rows: Sequence[Row]) -> list[str]:
             widest = widths.index(max(widths))
             widths[widest] -= 1
             over -= 1
-        names, *cells = [list(map(_shortened, line, widths)) for line in (names, *cells)]
+        names, *cells = [list(map(_shorten, line, widths)) for line in (names, *cells)]
     number = (int, float, type(None))
     right = [
         all(isinstance(row[name], number) and not isinstance(row[name], bool) for row in rows)
@@ -143,7 +143,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     return [aligned(names), *(aligned(line) for line in cells)]
 
 
-def _shortened(text: str, width: int) -> str:
+def _shorten(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 

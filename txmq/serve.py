@@ -11,7 +11,7 @@ from broker_core.core.address import DEFAULT_AMQP, DEFAULT_AMQPS, NO_AMQP, parse
 from broker_core.core.errors import OptionError
 from broker_core.message.message import MAX_BODY_BYTES
 from txmq.command.declare import Options, command
-from txmq.serve_options import declared, with_given
+from txmq.serve_options import serve_options, with_given
 
 if TYPE_CHECKING:
     from broker_core.server.options import ServeOptions
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LEAST_FRAME, FRAME_MAX, MOST_FRAME = 4096, 131_072, 128 * 1024 * 1024
 
 
-@command("serve", "run the broker of a data directory until SIGTERM", *declared(), json=False)
+@command("serve", "run the broker of a data directory until SIGTERM", *serve_options(), json=False)
 def serve(args: Options) -> int:
     from broker_core.launcher import serve as serve_until_signal
 

@@ -198,7 +198,7 @@ TLS = (
 )  # fmt: skip
 
 
-def declared() -> list[CommandOption]:
+def serve_options() -> list[CommandOption]:
     """For the command."""
     return [
         option(

@@ -117,7 +117,7 @@ class DecidedBatch:
         context = ThreadContext(self.spark)
 
         def table(steps: TableSteps) -> None:
-            with context.taken():
+            with context.entered():
                 self.apply(steps)
 
         with ThreadPoolExecutor(min(len(tables), _TABLES_AT_ONCE), "txmq-apply") as pool:
@@ -228,7 +228,7 @@ class DecidedBatch:
         if to.startswith(TO_QUEUE) or target.refused_rows(parts) is not None:
             refused = RefusedLetters(self.engine, to.removeprefix(TO_QUEUE), self.entry, parts)
         rows = RowByRow(self._batches(parts), schema, ready)
-        taken = rows.taken(spark, refused)
+        taken = rows.accepted_rows(spark, refused)
         version = None
         if changes:
             version = self._change(spark, table, parts, once, lambda session: rows.frame(session, taken))

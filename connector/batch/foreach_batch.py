@@ -35,7 +35,7 @@ from connector.batch.apply import Apply
 from connector.batch.batch_reads import link_messages
 from connector.batch.batch_transaction import BatchTransaction
 from connector.batch.call import Call, execution, not_within_itself, require_ended, running_query
-from connector.errors import holds_java_trace, shortened
+from connector.errors import holds_java_trace, shorten
 from connector.ledger.delta_ledger import DeltaLedger
 from connector.ledger.resume import Resume
 from connector.options import WriteOptions, app_options
@@ -170,7 +170,7 @@ class Transactional:
             except Exception as error:
                 if not holds_java_trace(error):
                     raise
-                raise shortened(error) from None
+                raise shorten(error) from None
             except BaseException as stop:  # nobody would answer Spark, which waits for ever
                 of_user = threading.current_thread() is _MAIN and not is_connect(batch)
                 if isinstance(stop, KeyboardInterrupt) and of_user:

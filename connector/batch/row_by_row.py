@@ -51,7 +51,7 @@ class RowByRow:
         self._schema = schema
         self._ready = ready
 
-    def taken(self, spark: SparkSession, refusals: RefusedRows) -> pa.Table | None:
+    def accepted_rows(self, spark: SparkSession, refusals: RefusedRows) -> pa.Table | None:
         """The rows that the table takes; None for none at all. The others are kept. Raises OptionError,
         NotApplied.
         """

@@ -46,10 +46,10 @@ class ThreadContext:
         """
         if self._context is None and self._identity is not None:
             return marked(self._spark, *self._identity)
-        return self.taken() if elsewhere else contextlib.nullcontext()
+        return self.entered() if elsewhere else contextlib.nullcontext()
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[None]:
+    def entered(self) -> Iterator[None]:
         """Gives them to the calling thread, within the block."""
         if self._context is None:
             yield

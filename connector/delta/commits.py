@@ -30,7 +30,7 @@ _WRITE = "spark.databricks.delta.write"
 _RETENTION = "delta.setTransactionRetentionDuration"
 
 
-def retried(write: Callable[[], T], limit_s: float, time: Time | None = None) -> T:
+def retry(write: Callable[[], T], limit_s: float, time: Time | None = None) -> T:
     """Call ``write``, and repeat it after a conflict with the commit of another writer, until ``limit_s``
     after the first one. After a conflict with the same (txnAppId, txnVersion), Delta skips it.
     """

@@ -56,7 +56,7 @@ class Delta:
         return spark.table(in_sql(table.name))
 
     writing = staticmethod(append_rows.writing)
-    disturbed = staticmethod(log.disturbed)
+    disturbances = staticmethod(log.disturbances)
     context = staticmethod(isolated_session.context_of)
     sequences = staticmethod(log.stored_versions)
     commits_of = staticmethod(log.commits_of)
@@ -75,7 +75,7 @@ class Delta:
             spark, table, schema, writing, rehearses=bool(why or writing.options)
         )
         evaluates = bool(why) or append_rows.evaluates(table)
-        return CheckResult(lambda rows: append_rows.fitted(rows, found), why, evaluates)
+        return CheckResult(lambda rows: append_rows.fit_rows(rows, found), why, evaluates)
 
     settled = staticmethod(changes.settled)
     check_change = staticmethod(changes.check)

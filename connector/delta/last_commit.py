@@ -69,7 +69,7 @@ class LastCommits:
         self._commits.pop(location, None)  # two threads may find it old
         return None
 
-    def qualified(self, spark: SparkSession, path: str, ask: Callable[[], str]) -> str:
+    def qualify(self, spark: SparkSession, path: str, ask: Callable[[], str]) -> str:
         """The path as the file system has it; ``ask`` is called once for each."""
         key = spark.sparkContext, path
         found = self._paths.get(key)

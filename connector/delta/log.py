@@ -128,7 +128,7 @@ def _sql_history(spark: SparkSession, table: Table) -> Iterator[Commit]:
             return
 
 
-def disturbed(
+def disturbances(
     spark: SparkSession, table: Table, seen: TableMark | None
 ) -> tuple[TableMark | None, list[str]]:
     """See ``TableFormat``. Reads commits only if there are new ones."""

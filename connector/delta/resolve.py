@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from broker_core.core.errors import OptionError
 from connector.delta import jvm
 from connector.delta.last_commit import LastCommits
-from connector.errors import first_line, unlogged
+from connector.errors import first_line, without_logs
 from connector.stream.offset_log import text_of
 from connector.tables.table import (
     Table,
@@ -72,7 +72,7 @@ def _at_path(spark: SparkSession, path: str, commits: LastCommits) -> Table:
         if not _is_delta(spark, path):
             return Table(name, plain_location(path), "")
         return _from_sql(spark, name, in_sql(path), commits)
-    qualified = commits.qualified(spark, path, lambda: _qualified_path(spark, path))
+    qualified = commits.qualify(spark, path, lambda: _qualified_path(spark, path))
     location = plain_location(qualified)
     return Table(qualified, location, *_look(spark, qualified, location, commits))
 
@@ -92,7 +92,7 @@ def _wrong(name: str, error: Exception, advice: str = "give a path that Spark ca
 
 def _is_delta(spark: SparkSession, path: str) -> bool:
     try:
-        with unlogged():
+        with without_logs():
             return spark.read.format("delta").load(path).schema is not None
     except AnalysisException:  # Spark has several error classes for a missing table
         return False

@@ -222,7 +222,7 @@ class DeltaLedger:
         """
         table = self._tables.resolve(spark, self._table)
         if table.exists:
-            seen, found = self._tables.disturbed(spark, table, self._seen)
+            seen, found = self._tables.disturbances(spark, table, self._seen)
         else:
             seen, found = None, ["it was removed"] if self._seen is not None else []
         if found or starts:

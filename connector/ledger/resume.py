@@ -84,7 +84,7 @@ class Resume:
         if not table.exists:
             return {}
         mine = self.engine.identity(self.app_id)
-        taken = self._taken(spark, table)
+        taken = self._take_overs(spark, table)
         last = self.engine.last_entry(self.app_id)
         if last is not None and self.tables.only_latest(spark):
             rows = rows_of(self.tables, spark, table, self.app_id).where(~F.col("engine").isin(mine, *taken))
@@ -98,10 +98,10 @@ class Resume:
             )
         if last is None and (newest := self._newest(spark, table)) is not None:
             self._go_on(spark, table, mine, newest)
-            taken = self._taken(spark, table)
+            taken = self._take_overs(spark, table)
         return taken
 
-    def _taken(self, spark: SparkSession, table: Table) -> dict[str, int]:
+    def _take_overs(self, spark: SparkSession, table: Table) -> dict[str, int]:
         prefix = taken_id(self.app_id, "")
         found = self.tables.sequences(spark, table, prefix)
         return {name.removeprefix(prefix): behind for name, behind in found.items()}

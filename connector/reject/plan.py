@@ -126,7 +126,7 @@ def partitions(frame: DataFrame) -> int | None:
     return None
 
 
-def metered(frame: DataFrame, prefix: str) -> Iterator[tuple[str, int, JavaObject]]:
+def task_metrics(frame: DataFrame, prefix: str) -> Iterator[tuple[str, int, JavaObject]]:
     """The metrics whose name begins with ``prefix`` that the execution of ``frame`` has collected in each
     partition of the batch: (name, number of partitions, JVM row). ``frame`` holds all rows of the batch
     (:func:`executed_whole`).

@@ -22,7 +22,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from connector.reject.dead_letters import CHECKED_COLUMNS, PLACE
-from connector.reject.plan import executed_whole, metered, partitions
+from connector.reject.plan import executed_whole, partitions, task_metrics
 from connector.sql import quoted
 from connector.tables.table import is_connect
 
@@ -166,7 +166,7 @@ class Executions:
         self.whole = True
         if _open:
             with suppress(Exception):  # Spark's internals: what is not known is read again
-                for name, tasks, row in metered(frame, _PREFIX):
+                for name, tasks, row in task_metrics(frame, _PREFIX):
                     self._metrics[name] = _python(frame, row), tasks
         return True
 

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from broker_core.core.errors import OptionError
 from broker_core.engine import UNKNOWN_OFFSETS
-from connector.errors import error_summary, unlogged
+from connector.errors import error_summary, without_logs
 from connector.options import AddressOptions
 from connector.stream.offset import is_offset, is_symbolic
 from connector.stream.query_plan import other_sources, plans
@@ -152,7 +152,7 @@ def text_of(path: str, spark: SparkSession | None) -> str:
     # a path of Spark is a pattern
     pattern = re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
     try:
-        with unlogged():
+        with without_logs():
             return str(spark.read.text(pattern, wholetext=True).collect()[0]["value"])
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":

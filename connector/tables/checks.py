@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.engine import Engine, InTable, LedgerEntry
-from connector.errors import first_line, unlogged
+from connector.errors import first_line, without_logs
 from connector.sql import literal, nullable, quoted
 from connector.tables.change import SOURCE, Change
 from connector.tables.commit_id import ids_at, restored_in, txn_app_id
@@ -210,7 +210,7 @@ def unique(
         return rows
     _check_keys(keys, rows.columns, table)
     try:
-        with unlogged():
+        with without_logs():
             return _asserted(rows.alias(SOURCE), keys, table, compared or {})
     except PySparkException as error:
         raise OptionError(

@@ -114,7 +114,7 @@ class TableFormat(Protocol):
     def writing(self, table: str, options: Mapping[str, object]) -> Writing:
         """What the options of a write to a table say. Raises OptionError."""
 
-    def disturbed(
+    def disturbances(
         self, spark: SparkSession, table: Table, seen: TableMark | None
     ) -> tuple[TableMark | None, list[str]]:
         """A mark of an existing table that was just resolved, and what has happened to it since ``seen`` that

@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DecimalType, IntegerType, StringType, StructField, StructType
 
 from broker_core.core.errors import OptionError
-from connector.errors import error_summary, first_line, unlogged
+from connector.errors import error_summary, first_line, without_logs
 from connector.sql import has, mapped, nullable
 from connector.typed.exponents import harmless
 from connector.typed.violations import violations
@@ -325,7 +325,7 @@ def with_sound_options(spark: SparkSession, fmt: TextFormat) -> Format:
 def _refusal(spark: SparkSession, fmt: TextFormat) -> Exception | None:
     """What Spark raises for bodies of text; on the driver, without a job."""
     try:
-        with unlogged():
+        with without_logs():
             parsed = [fmt.parsed(F.lit(text)) for text in fmt.probes()]
             spark.sql("VALUES (0)").select(*parsed).collect()
     except Exception as error:
@@ -337,7 +337,7 @@ def _refusal(spark: SparkSession, fmt: TextFormat) -> Exception | None:
 def one_clear_error(format: str) -> Iterator[None]:
     """Spark's refusal of the columns or options of its function as OptionError."""
     try:
-        with unlogged():
+        with without_logs():
             yield
     except AnalysisException as error:
         text = f"Spark refuses the schema of format {format!r}: {first_line(error)[:300]}"

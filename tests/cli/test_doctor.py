@@ -319,7 +319,7 @@ def test_a_file_system_is_judged_by_what_it_does(tmp_path: Path, monkeypatch: py
 
 
 def test_a_task_can_pass_a_file_to_the_broker_where_the_store_takes_it(tmp_path: Path) -> None:
-    assert directory._tried(directory._map_parts, tmp_path) == ""
+    assert directory._try(directory._map_parts, tmp_path) == ""
 
 
 def test_the_kind_of_a_file_system_is_known(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ ENTRY = LedgerEntry("app", 7, "q", 3, "token", {"in": (0, 2)}, 2, 0, 1)
 
 class NoContext:
     def __init__(self, _spark: object) -> None:
-        self.taken = contextlib.nullcontext
+        self.entered = contextlib.nullcontext
 
 
 @pytest.mark.parametrize("fails", [[], ["a"], ["b"], ["a", "b"], ["b", "c", "d"]])

@@ -144,9 +144,9 @@ def _file_system(place: Path) -> Iterator[Finding]:
     kind = _kind(place)
     try:
         with tempfile.TemporaryDirectory(prefix="broker.doctor.", dir=place) as scratch:
-            failed = {name: why for name, step in STEPS.items() if (why := _tried(step, Path(scratch)))}
+            failed = {name: why for name, step in STEPS.items() if (why := _try(step, Path(scratch)))}
             sync_s = _sync_s(Path(scratch)) if "sync" not in failed else 0.0
-            slower = _tried(_map_parts, Path(scratch))
+            slower = _try(_map_parts, Path(scratch))
     except OSError as error:
         yield problem("files", f"nothing can be written at {place}: {error.strerror}", ANOTHER)
         return
@@ -187,7 +187,7 @@ def _kind(place: Path) -> str:
     return types[max(inside, key=len)] if inside else ""
 
 
-def _tried(step: Callable[[Path], None], scratch: Path) -> str:
+def _try(step: Callable[[Path], None], scratch: Path) -> str:
     """Why a step failed, "" if it did not."""
     try:
         step(scratch)

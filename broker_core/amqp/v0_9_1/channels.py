@@ -92,13 +92,13 @@ def reply_text(name: str, summary: str) -> str:
     It has no advice beside RabbitMQ's own texts; what RabbitMQ does not say has it in the summary.
     """
     for length in (MAX_NAME_BYTES, 48, 24, 12):
-        summary = _NAMES.sub(partial(_shortened, length), summary)
+        summary = _NAMES.sub(partial(_shorten, length), summary)
         text = f"{name} - {summary}"
         if len(text.encode(errors="surrogateescape")) <= 255:
             return text
     return text.encode(errors="surrogateescape")[:255].decode(errors="ignore")
 
 
-def _shortened(length: int, found: re.Match[str]) -> str:
+def _shorten(length: int, found: re.Match[str]) -> str:
     text = found.group()
     return text if len(text) <= length else f"{text[: length // 2]}...{text[-(length // 2) :]}"

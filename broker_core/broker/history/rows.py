@@ -175,7 +175,7 @@ class Names:
                 self.place(Author(*each))
             for queue_id, name in row.get("queues", {}).items():
                 self._name(int(queue_id), name)
-            found = _listed(row)
+            found = _effects(row)
             if not found or not all(len(each) >= 4 for each in found):
                 raise ValueError("it has no commits")
             texts = [json.dumps(each, separators=(",", ":")) for each in row.get("commits", ())]
@@ -310,7 +310,7 @@ def _commits_text(entries: Iterable[Entries]) -> str:
     return f'"commits":[{texts}]' + (f',"plain":"{plain}"' if plain else "")
 
 
-def _listed(row: dict[str, Any]) -> list[list[Any]]:
+def _effects(row: dict[str, Any]) -> list[list[Any]]:
     """Returns the commits of a row in their order, the plain ones as lists like the others."""
     found = [
         [sequence, committed_at, place, [[kind, queue, 0, count, start, start + count]]]
@@ -324,7 +324,7 @@ def _listed(row: dict[str, Any]) -> list[list[Any]]:
 def _commits(row: dict[str, Any]) -> Iterator[PastCommit]:
     who = [Author(*each) for each in row["who"]]
     queues = {int(queue): (vhost, name) for queue, (vhost, name) in row["queues"].items()}
-    for sequence, committed_at, place, effects, *more in _listed(row):
+    for sequence, committed_at, place, effects, *more in _effects(row):
         extra = more[0] if more else {}
         yield PastCommit(
             sequence,

@@ -91,7 +91,7 @@ def of_message(exchange: str, properties: bytes) -> list[Pair]:
             raise OptionError(
                 f"the header {name!r} begins with {PREFIX!r}, as those of txmq do", "give it another name"
             )
-        value, kind = _written(raw)
+        value, kind = _write(raw)
         pairs.append((name, value))
         if kind is not None:
             types[name] = kind
@@ -109,7 +109,7 @@ def to_message(pairs: Iterable[Pair]) -> tuple[str, bytes]:
     if len(found) < len(pairs):
         last = {name: at for at, (name, _) in enumerate(pairs)}
         others = [pair for at, pair in enumerate(pairs) if last[pair[0]] != at]
-    exchange = _taken(found, EXCHANGE) or ""
+    exchange = _take_header(found, EXCHANGE) or ""
     values: dict[str, Any] = {
         name: value
         for header, name in PROPERTIES.items()
@@ -181,7 +181,7 @@ def _bytes(value: Any) -> bytes | None:
     return bytes.fromhex(value["hex"])
 
 
-def _taken(found: dict[str, bytes | None], header: str) -> str | None:
+def _take_header(found: dict[str, bytes | None], header: str) -> str | None:
     """Removes a header of ours and returns its text; leaves one that is no text of AMQP, and returns None."""
     value = found.get(header)
     if value is None or len(value) > _MAX_NAME or (header == EXCHANGE and not value):
@@ -195,11 +195,11 @@ def _taken(found: dict[str, bytes | None], header: str) -> str | None:
 
 
 def _property(found: dict[str, bytes | None], header: str, name: str) -> str | int | None:
-    """As :func:`_taken`, for a property; leaves one that no message on Kafka has."""
+    """As :func:`_take_header`, for a property; leaves one that no message on Kafka has."""
     if name == "expiration":
         return None
     if name not in _NUMERIC:
-        return _taken(found, header)
+        return _take_header(found, header)
     value = found[header]
     bits = 64 if name == "timestamp" else 8
     if value is None or not value.isdigit() or len(value) > 20 or int(value) >= 1 << bits:
@@ -224,7 +224,7 @@ def _types(found: dict[str, bytes | None]) -> dict[str, object]:
             return {}
         for name, kind in types.items():
             read = _read(found[name], kind)
-            if kind is None or _written(read) != (found[name], kind) or not _is_ordinary(name, read):
+            if kind is None or _write(read) != (found[name], kind) or not _is_ordinary(name, read):
                 return {}
     except _WRONG:
         return {}
@@ -235,7 +235,7 @@ def _types(found: dict[str, bytes | None]) -> dict[str, object]:
 # -- a value of AMQP as bytes on Kafka, and its type ---------------------------------------------------------
 
 
-def _written(raw: bytes) -> tuple[bytes | None, Any]:
+def _write(raw: bytes) -> tuple[bytes | None, Any]:
     """The value of a header, and its type; None for what is read without one."""
     match raw[:1]:
         case b"V":
@@ -243,11 +243,11 @@ def _written(raw: bytes) -> tuple[bytes | None, Any]:
         case b"S" | b"x":
             content = raw[5:]
             return content, (None if raw[:1] == b"S" and _is_text(content) else raw[:1].decode())
-    value, kind = _described(FieldReader(raw))
+    value, kind = _describe(FieldReader(raw))
     return (value.encode() if kind == "D" else _json(value)), kind
 
 
-def _described(reader: FieldReader) -> tuple[Any, Any]:
+def _describe(reader: FieldReader) -> tuple[Any, Any]:
     """The value at the reader as JSON, and its type."""
     start = reader.position
     kind = chr(reader.number(U8))
@@ -256,7 +256,7 @@ def _described(reader: FieldReader) -> tuple[Any, Any]:
         end = reader.end_of_length()
         while reader.position < end:
             name = reader.short_string()
-            table[name], inner = _described(reader)
+            table[name], inner = _describe(reader)
             if inner is not None:
                 types[name] = inner
         return table, types
@@ -264,7 +264,7 @@ def _described(reader: FieldReader) -> tuple[Any, Any]:
         end = reader.end_of_length()
         members = []
         while reader.position < end:
-            members.append(_described(reader))
+            members.append(_describe(reader))
         return [value for value, _ in members], [inner for _, inner in members]
     reader.position = start
     value = reader.value(0)
@@ -284,26 +284,26 @@ def _read(value: bytes | None, kind: object) -> bytes:
     if kind is not None:
         try:
             text = value.decode()
-            return _encoded(text if kind == "D" else json.loads(text), kind, 1)
+            return _encode(text if kind == "D" else json.loads(text), kind, 1)
         except _WRONG:
             pass
     return (b"S" if _is_text(value) else b"x") + sized(value)
 
 
-def _encoded(value: Any, kind: Any, depth: int) -> bytes:
-    """The inverse of :func:`_described`. Raises one of _WRONG."""
+def _encode(value: Any, kind: Any, depth: int) -> bytes:
+    """The inverse of :func:`_describe`. Raises one of _WRONG."""
     if depth > MAX_NESTING:
         raise ValueError("too deep")
     if isinstance(kind, dict):
         table = b"".join(
-            encode_short_string(name, name) + _encoded(inner, kind.get(name), depth + 1)
+            encode_short_string(name, name) + _encode(inner, kind.get(name), depth + 1)
             for name, inner in value.items()
         )
         return b"F" + sized(table)
     if isinstance(kind, list):
         if len(kind) != len(value):
             raise ValueError("each member has a type")
-        return b"A" + sized(b"".join(_encoded(inner, each, depth + 1) for inner, each in zip(value, kind)))
+        return b"A" + sized(b"".join(_encode(inner, each, depth + 1) for inner, each in zip(value, kind)))
     match kind:
         case None:
             return b"S" + sized(value.encode())

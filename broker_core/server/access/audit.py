@@ -98,7 +98,7 @@ class Audit:
             self._write_counted()
 
     def _write_counted(self) -> None:
-        for line, count, since in self._repeats.taken():
+        for line, count, since in self._repeats.reset():
             seconds = round(time.monotonic() - since)
             self._write_line({**line, "more": count, "seconds": seconds})
 

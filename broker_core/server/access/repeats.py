@@ -81,7 +81,7 @@ class Repeats:
         self._counted[key] = RepeatCount(line, more + 1, self._since)
         return False
 
-    def taken(self) -> list[RepeatCount]:
+    def reset(self) -> list[RepeatCount]:
         """What was counted; a new interval begins."""
         found = list(self._counted.values())
         self._written.clear()

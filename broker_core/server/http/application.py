@@ -35,12 +35,12 @@ from broker_core.core import pieces
 from broker_core.core.errors import TxmqError
 from broker_core.server.access.caller import Caller
 from broker_core.server.http import gate
+from broker_core.server.http.backend import Backend
 from broker_core.server.http.call import HttpAnswer, HttpCall, Visit
 from broker_core.server.http.options import HttpOptions
 from broker_core.server.http.page import entrance
 from broker_core.server.http.refusal import HttpRefusal, bad_request, not_found, refusal_of
 from broker_core.server.http.route import Route
-from broker_core.server.http.backend import Backend
 from broker_core.server.http.state.answer_cache import AnswerCache
 from broker_core.server.quotas import Quota
 
@@ -350,7 +350,7 @@ async def _no_route(request: Request) -> Response:
 def _refusal_response(request: Request, refusal: HttpRefusal, *, page: bool) -> Response:
     """``page``: for a browser."""
     if page:
-        response = entrance.refused(request, refusal)
+        response = entrance.refusal_page(request, refusal)
     else:
         response = _response(HttpAnswer(refusal.status, refusal.body))
         if refusal.status == 401:

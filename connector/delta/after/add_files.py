@@ -23,7 +23,7 @@ from broker_core.core import failpoint
 from connector.delta import log
 from connector.delta.after.transaction import DeltaCommitter, begin, last_version
 from connector.delta.before.staged_files import StagedFiles
-from connector.delta.commits import require_commit, retried, was_committed
+from connector.delta.commits import require_commit, retry, was_committed
 from connector.delta.last_commit import LastCommit, LastCommits, commit_file
 from connector.delta.resolve import digest
 from connector.delta.table_files import TableFiles
@@ -88,7 +88,7 @@ class Adding:
             return True
 
         try:
-            if not retried(commit, self._limit_s):
+            if not retry(commit, self._limit_s):
                 return None
         except FileNotFoundError:
             # another driver has committed and deleted them?

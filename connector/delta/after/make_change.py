@@ -19,9 +19,9 @@ from pyspark.sql import DataFrame, SparkSession
 from broker_core.core import failpoint
 from broker_core.core.errors import OptionError
 from connector.delta.after import same_table
-from connector.delta.before.append_rows import fitted
+from connector.delta.before.append_rows import fit_rows
 from connector.delta.before.fit import Fit, Shape, fit
-from connector.delta.commits import require_commit, retried, save, settings, was_committed
+from connector.delta.commits import require_commit, retry, save, settings, was_committed
 from connector.delta.isolated_session import isolated_session
 from connector.sql import plain, quoted
 from connector.tables.change import Change, Overwrite
@@ -67,7 +67,7 @@ def change(
     if (version := was_committed(spark, table, once)) is not None:
         return version
     failpoint.here("changing.started")
-    retried(write, limit_s)
+    retry(write, limit_s)
     failpoint.here("changing.committed")
     version = require_commit(spark, table, once)
     same_table.require_done_on(spark, table, once)
@@ -83,4 +83,4 @@ def _widened(rows: DataFrame, table: Table) -> DataFrame:
     except OptionError:
         return rows  # Delta's own error says more
     columns = {name: quoted(name) if "raise_error" in sql else sql for name, sql in found.columns.items()}
-    return fitted(rows, Fit(columns))
+    return fit_rows(rows, Fit(columns))

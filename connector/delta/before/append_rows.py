@@ -22,7 +22,7 @@ from broker_core.core.errors import OptionError
 from connector.delta import jvm
 from connector.delta.before.fit import Fit, Shape, asserting, check_columns, check_void, fit, fit_new
 from connector.delta.before.rehearsal import evolved, merges_schema, rehearse
-from connector.delta.commits import creation, require_commit, retried, save, was_committed
+from connector.delta.commits import creation, require_commit, retry, save, was_committed
 from connector.delta.isolated_session import isolated_session
 from connector.delta.table_files import DISK
 from connector.sql import nullable, quoted
@@ -99,7 +99,7 @@ def append(
 
     if table.exists and (version := was_committed(spark, table, once)) is not None:
         return version
-    retried(write, limit_s)
+    retry(write, limit_s)
     return require_commit(spark, table, once)
 
 
@@ -121,11 +121,11 @@ def check_append(
         target = target.widened(evolved(spark, table, schema, writing) if merges and target.widens else None)
         found = fit(table.name, schema, target, partition_by, merges=merges)
     if rehearses:
-        rehearse(spark, table, nullable(fitted(no_rows(spark, schema), found).schema), writing)
+        rehearse(spark, table, nullable(fit_rows(no_rows(spark, schema), found).schema), writing)
     return found
 
 
-def fitted(rows: DataFrame, found: Fit | None) -> DataFrame:
+def fit_rows(rows: DataFrame, found: Fit | None) -> DataFrame:
     """The rows in the types of the table. Their execution fails if the table does not accept a value."""
     if found is None or found.plain:
         return rows

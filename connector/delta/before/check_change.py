@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from broker_core.core.errors import OptionError
-from connector.delta.before.append_rows import check_append, fitted
+from connector.delta.before.append_rows import check_append, fit_rows
 from connector.delta.before.fit import Shape, check_columns
 from connector.delta.before.merge_values import asserted, merge_values
 from connector.delta.before.rehearsal import AUTO_MERGE, merges_schema, refused, rehearse, rehearse_merge
@@ -61,20 +61,20 @@ def check(
             "append to it, or use a merge that inserts",
         )
     if isinstance(change, Merge):
-        wide = _tried(spark, context, lambda session: analyse(session, table, schema, change))
+        wide = _try(spark, context, lambda session: analyse(session, table, schema, change))
         values = merge_values(spark, table, schema, change, wide)
         return CheckResult(lambda rows: asserted(rows, values.written), compared=values.compared)
     writing = Writing(change.options)
     found = check_append(spark, table, schema, writing, rehearses=False)
     assert found is not None, "the table exists"
-    fitting = nullable(fitted(no_rows(spark, schema), found).schema)
-    _tried(spark, context, lambda session: rehearse(session, table, fitting, writing, change.where))
+    fitting = nullable(fit_rows(no_rows(spark, schema), found).schema)
+    _try(spark, context, lambda session: rehearse(session, table, fitting, writing, change.where))
     outside = f"table {table.name!r}: a row is outside of what is overwritten ({change.where})"
     within = replace(found, conditions=(*found.conditions, (change.where, outside)))
-    return CheckResult(lambda rows: fitted(rows, within))
+    return CheckResult(lambda rows: fit_rows(rows, within))
 
 
-def _tried(spark: SparkSession, context: Mapping[str, object] | None, act: Callable[[SparkSession], T]) -> T:
+def _try(spark: SparkSession, context: Mapping[str, object] | None, act: Callable[[SparkSession], T]) -> T:
     """What ``act`` returns in a session that applies the change, which has no temporaries. Raises
     OptionError if it does there.
     """

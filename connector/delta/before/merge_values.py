@@ -22,8 +22,8 @@ from pyspark.sql.types import DataType, LongType, StructField, StructType
 from broker_core.core.errors import OptionError
 from connector.delta.before.cast import castable, evaluated, value
 from connector.delta.before.fit import Fit, Shape, asserting, fit, not_null_within
-from connector.delta.before.source_parts import RowCheck, SourceParts, Order
-from connector.errors import unlogged
+from connector.delta.before.source_parts import Order, RowCheck, SourceParts
+from connector.errors import without_logs
 from connector.sql import quoted, type_in_sql
 from connector.stream.staging import no_rows
 from connector.tables.change import SOURCE, TARGET, Merge
@@ -70,7 +70,7 @@ def merge_values(
     def typed(sql: str) -> DataType | None:
         """The type of an expression over ``s`` alone."""
         try:
-            with unlogged():
+            with without_logs():
                 return rows.select(expr(sql)).schema[0].dataType
         except PySparkException:
             return None

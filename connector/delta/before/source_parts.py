@@ -25,7 +25,7 @@ from pyspark.sql.functions import expr
 from pyspark.sql.types import StructType
 
 from connector.delta.before.cast import evaluated
-from connector.errors import unlogged
+from connector.errors import without_logs
 from connector.sql import nullable
 from connector.stream.staging import no_rows
 from connector.tables.change import SOURCE, TARGET
@@ -77,7 +77,7 @@ class SourceParts:
         if self._connect or not sql:
             return Parts()
         try:
-            with unlogged():
+            with without_logs():
                 root = self._plan(self._both.select(expr(sql))).projectList().head()
         except PySparkException:
             return Parts()  # Delta's analysis has judged it
@@ -115,7 +115,7 @@ class SourceParts:
         """The SQL of a part over ``s``; "" where Spark does not read it."""
         sql = str(part.sql())
         try:
-            with unlogged():
+            with without_logs():
                 self._rows.select(expr(sql))
         except PySparkException:
             return ""
@@ -132,14 +132,14 @@ class SourceParts:
             text += ", and a value cannot be cast; cast it in the query, for example with try_cast"
         else:
             try:
-                with unlogged():
+                with without_logs():
                     check = evaluated(sql, self._rows.select(expr(sql)).schema[0].dataType)
             except PySparkException:  # no text that Spark reads, such as a part of a lambda
                 for each in _children(part):
                     yield from self._checks(what, each)
                 return
         try:
-            with unlogged():
+            with without_logs():
                 self._rows.select(expr(check))
         except PySparkException:
             return

@@ -77,7 +77,7 @@ def test_a_conflict_is_waited_for_with_growing_pauses_until_the_time_is_over_and
                 raise tries[-1]
             return "written"
 
-        return commits.retried(act, 60.0, time)
+        return commits.retry(act, 60.0, time)
 
     conflict = RuntimeError("DELTA_CONCURRENT_APPEND")
     assert write(*[conflict] * 9) == "written" and len(tries) == 9

@@ -59,10 +59,10 @@ class Returns:
                 session.give_back(first)
             else:
                 self._reads = True
-                work, taken = partial(_take_back, first), partial(self._taken, session, left, first)
+                work, taken = partial(_take_back, first), partial(self._put_back, session, left, first)
                 session.commits.submit(work, taken, session)
 
-    def _taken(
+    def _put_back(
         self,
         session: Session,
         left: Left,

@@ -95,7 +95,7 @@ def _defaults(topology: Topology) -> list[Row]:
     ]
 
 
-def _taken(call: HttpCall, topology: Topology, take: Callable[[Exchange[Queue]], list[Binding]]) -> list[Row]:
+def _list(call: HttpCall, topology: Topology, take: Callable[[Exchange[Queue]], list[Binding]]) -> list[Row]:
     """What ``take`` takes of each exchange but the default one, by name: under the lock, one at a time."""
     found: list[Row] = []
     for name, each in sorted(topology.exchanges.items()):
@@ -110,12 +110,12 @@ def _bindings(call: HttpCall) -> list[Row]:
     return [
         row
         for topology in hosts(call)
-        for row in _defaults(topology) + _taken(call, topology, lambda each: each.bindings)
+        for row in _defaults(topology) + _list(call, topology, lambda each: each.bindings)
     ]
 
 
 def _bindings_to(call: HttpCall, target: Queue | Exchange[Queue]) -> list[Row]:
-    found = _taken(call, call.topology, lambda each: each.bindings_to(target))
+    found = _list(call, call.topology, lambda each: each.bindings_to(target))
     return [rabbitmq_rows.default_binding(target), *found] if isinstance(target, Queue) else found
 
 

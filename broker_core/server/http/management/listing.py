@@ -37,7 +37,7 @@ def list_of(
     """The rows as the query asks for them. ``counted``: as in ``Route``."""
 
     def answer(call: HttpCall) -> object:
-        return paged(call, rows(call), list)
+        return page_of(call, rows(call), list)
 
     return Route("GET", path, need, answer, text, counted=counted, often=True)
 
@@ -54,7 +54,7 @@ def one_of(path: str, need: Need, row: Callable[[HttpCall], Row], text: str, *, 
     return Route("GET", path, need, answer, text, works, often=True)
 
 
-def paged(call: HttpCall, found: Sequence[T], show: Callable[[Sequence[T]], list[Row]]) -> object:
+def page_of(call: HttpCall, found: Sequence[T], show: Callable[[Sequence[T]], list[Row]]) -> object:
     """``found``: with a name each, as a key or an attribute, in the order of names. ``show``: makes rows of
     some of them.
     """

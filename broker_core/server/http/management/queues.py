@@ -14,7 +14,7 @@ from broker_core.message.arguments import check_reserved
 from broker_core.server.http.call import CREATED, DONE, HttpAnswer, HttpCall
 from broker_core.server.http.management import rabbitmq_rows
 from broker_core.server.http.management.channels import consumers_of
-from broker_core.server.http.management.listing import hosts, one_of, paged
+from broker_core.server.http.management.listing import hosts, one_of, page_of
 from broker_core.server.http.refusal import bad_request, not_found
 from broker_core.server.http.route import Route, read_list
 
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 def _queues(call: HttpCall) -> object:
     show = partial(rabbitmq_rows.queue_row, rates=call.backend.rates)
     queues = [queue for each in hosts(call) for _, queue in sorted(each.queues.items()) if not queue.replies]
-    return paged(call, queues, partial(call.backend.broker.map_under_lock, show=show))
+    return page_of(call, queues, partial(call.backend.broker.map_under_lock, show=show))
 
 
 def there(call: HttpCall) -> Queue:

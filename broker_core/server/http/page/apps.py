@@ -10,7 +10,7 @@ from starlette.responses import Response
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.page import sampling
 from broker_core.server.http.page.api_client import call_api
-from broker_core.server.http.page.rendering import plotted, render
+from broker_core.server.http.page.rendering import plot, render
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import page
 
@@ -50,8 +50,8 @@ def _app(call: HttpCall) -> Response:
         "app.html",
         app=found[0],
         batches=batches[-BATCHES:][::-1],
-        lag=plotted(history.times, "", messages=lag),
-        waiting=plotted(history.times, "", not_applied=unapplied, not_in_the_ledger=unmirrored),
+        lag=plot(history.times, "", messages=lag),
+        waiting=plot(history.times, "", not_applied=unapplied, not_in_the_ledger=unmirrored),
         staged=[row for row in staged if (row["vhost"], row["app_id"]) == (vhost, app_id)],
     )
 

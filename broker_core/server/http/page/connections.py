@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.page.api_client import call_api
-from broker_core.server.http.page.rendering import moved, render, sentence
+from broker_core.server.http.page.rendering import redirect, render, sentence
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import page
 
@@ -60,7 +60,7 @@ def _close(call: HttpCall) -> Response:
     if name is None:
         raise not_found()
     call_api(call, CONNECTION, {"name": name}, method="DELETE")
-    return moved(call, HOME, sentence("Connection {} is closed.", name))
+    return redirect(call, HOME, sentence("Connection {} is closed.", name))
 
 
 ROUTES = (

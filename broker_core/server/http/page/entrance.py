@@ -16,11 +16,11 @@ from starlette.responses import Response
 
 from broker_core.server.access.caller import Caller
 from broker_core.server.http import gate
+from broker_core.server.http.backend import Backend
 from broker_core.server.http.call import Visit
 from broker_core.server.http.connection import HttpConnection
-from broker_core.server.http.page.rendering import HEADERS, rendered
+from broker_core.server.http.page.rendering import HEADERS, render_page
 from broker_core.server.http.refusal import HttpRefusal, bad_request
-from broker_core.server.http.backend import Backend
 
 LOGIN = "/ui/login"
 FIELDS, FORM_BYTES = 20, 64 * 1024  # of a form
@@ -84,10 +84,10 @@ def form(request: Request, body: bytes, visit: Visit) -> Mapping[str, str]:
     return fields
 
 
-def refused(request: Request, refusal: HttpRefusal) -> Response:
+def refusal_page(request: Request, refusal: HttpRefusal) -> Response:
     if refusal.error == LOGIN_NEEDED and request.method in ("GET", "HEAD"):
         query = request.scope["query_string"].decode("latin-1")
         path = request.scope["path"] + (f"?{query}" if query else "")
         then = "" if path in ("/", "/ui") else f"?next={quote(path, safe='')}"
         return Response(status_code=303, headers={**HEADERS, "location": LOGIN + then})
-    return rendered("refused.html", refusal.status, refusal=refusal)
+    return render_page("refused.html", refusal.status, refusal=refusal)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from broker_core.server.http import gate
 from broker_core.server.http.call import HttpCall, Visit
-from broker_core.server.http.page.rendering import ASSETS, HEADERS, TYPES, moved, rendered
+from broker_core.server.http.page.rendering import ASSETS, HEADERS, TYPES, redirect, render_page
 from broker_core.server.http.refusal import HttpRefusal, not_found
 from broker_core.server.http.route import Route
 from broker_core.server.http.state.page_sessions import LONGEST_S
@@ -28,8 +28,8 @@ def _next(text: object) -> str:
 
 def _form(call: HttpCall) -> Response:
     if _visit(call).session is not None:
-        return moved(call, _next(call.query.get("next", "")))
-    return rendered("login.html", next=_next(call.query.get("next", "")), reason="", name="")
+        return redirect(call, _next(call.query.get("next", "")))
+    return render_page("login.html", next=_next(call.query.get("next", "")), reason="", name="")
 
 
 async def _log_in(call: HttpCall) -> Response:
@@ -42,7 +42,7 @@ async def _log_in(call: HttpCall) -> Response:
         caller = await gate.check(backend, at.connection, user, password, at.host)
         gate.permit(caller, "management")
     except HttpRefusal as refusal:
-        return rendered("login.html", refusal.status, next=then, reason=refusal.reason, name=user[:80])
+        return render_page("login.html", refusal.status, next=then, reason=refusal.reason, name=user[:80])
     basis = backend.logins.basis(user, caller.address)
     if basis is None:  # it was deleted meanwhile
         raise HttpRefusal(401, "not_authorised", "Login failed")
@@ -86,7 +86,7 @@ def _asset(call: HttpCall) -> Response:
 
 
 def _home(call: HttpCall) -> Response:
-    return moved(call, HOME)
+    return redirect(call, HOME)
 
 
 ROUTES = (

@@ -10,7 +10,7 @@ from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import looks, visible
 from broker_core.server.http.page import sampling
 from broker_core.server.http.page.api_client import call_api
-from broker_core.server.http.page.rendering import plotted, render
+from broker_core.server.http.page.rendering import plot, render
 from broker_core.server.http.route import page
 
 Row = dict[str, Any]
@@ -22,8 +22,8 @@ def _overview(call: HttpCall) -> Response:
     times, (depth, published, settled) = call.backend.history.of(*keys)
     values: Row = {
         "overview": call_api(call, "/api/overview"),
-        "depth": plotted(times, "", messages=depth),
-        "rates": plotted(times, "/s", published=published, settled=settled),
+        "depth": plot(times, "", messages=depth),
+        "rates": plot(times, "/s", published=published, settled=settled),
         "longest": call_api(
             call,
             "/api/queues",
@@ -38,8 +38,8 @@ def _overview(call: HttpCall) -> Response:
     if looks(call.caller):
         times, (changes, milliseconds, groups) = call.backend.history.of(sampling.COMMITS)
         values |= {
-            "commits": plotted(times, "/s", commits=changes, groups=groups),
-            "latency": plotted(times, "ms", latency=milliseconds),
+            "commits": plot(times, "/s", commits=changes, groups=groups),
+            "latency": plot(times, "ms", latency=milliseconds),
             "now": {"commits": _last(changes), "latency": _last(milliseconds)},
             "node": call_api(call, "/api/nodes")[0],
             "alarms": call_api(call, "/api/txmq/alarms"),
@@ -71,8 +71,8 @@ def _store(call: HttpCall) -> Response:
         levels=alarm.levels() if alarm is not None else [],
         staged=call_api(call, "/api/txmq/staged"),
         listeners=call.backend.listening(),
-        commits=plotted(times, "/s", commits=changes, groups=groups),
-        latency=plotted(times, "ms", latency=milliseconds),
+        commits=plot(times, "/s", commits=changes, groups=groups),
+        latency=plot(times, "ms", latency=milliseconds),
     )
 
 

@@ -12,7 +12,7 @@ from broker_core.core.errors import TxmqError
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.page import sampling
 from broker_core.server.http.page.api_client import call_api
-from broker_core.server.http.page.rendering import count, link, moved, plotted, render, sentence
+from broker_core.server.http.page.rendering import count, link, plot, redirect, render, sentence
 from broker_core.server.http.refusal import HttpRefusal, bad_request, not_found
 from broker_core.server.http.route import page
 
@@ -73,7 +73,7 @@ def _queue(call: HttpCall) -> Response:
     messages, refused = [], ""
     if peek:
         try:
-            messages = _peeked(call, at, peek)
+            messages = _peek(call, at, peek)
         except HttpRefusal as refusal:
             refused = refusal.reason
         except TxmqError as error:
@@ -82,8 +82,8 @@ def _queue(call: HttpCall) -> Response:
         call,
         "queue.html",
         queue=row,
-        depth=plotted(history.times, "", messages=depth),
-        rates=plotted(history.times, "/s", published=published, settled=settled),
+        depth=plot(history.times, "", messages=depth),
+        rates=plot(history.times, "/s", published=published, settled=settled),
         bindings=call_api(call, "/api/queues/{vhost}/{name}/bindings", at),
         holders=_holders(call, at),
         peek=peek,
@@ -93,7 +93,7 @@ def _queue(call: HttpCall) -> Response:
     )
 
 
-def _peeked(call: HttpCall, at: dict[str, str], peek: str) -> list[Row]:
+def _peek(call: HttpCall, at: dict[str, str], peek: str) -> list[Row]:
     """Raises Refusal, TxmqError."""
     if peek not in map(str, PEEKS):
         raise bad_request(f"peek is {peek[:80]!r}: give one of {', '.join(map(str, PEEKS))}")
@@ -156,13 +156,13 @@ def _confirmed(call: HttpCall, row: Row, verb: str, says: list[str]) -> Response
 def _purge(call: HttpCall) -> Response:
     at = _at(call)
     call_api(call, "/api/queues/{vhost}/{name}/contents", at, method="DELETE")
-    return moved(call, link("/ui/queue", **at), sentence("Queue {} is purged.", at["name"]))
+    return redirect(call, link("/ui/queue", **at), sentence("Queue {} is purged.", at["name"]))
 
 
 def _delete(call: HttpCall) -> Response:
     at = _at(call)
     call_api(call, "/api/queues/{vhost}/{name}", at, method="DELETE")
-    return moved(call, "/ui/queues", sentence("Queue {} is deleted.", at["name"]))
+    return redirect(call, "/ui/queues", sentence("Queue {} is deleted.", at["name"]))
 
 
 ROUTES = (

@@ -126,7 +126,7 @@ def link(path: str, **query: object) -> str:
     return f"{path}?{urlencode({name: str(value) for name, value in query.items()})}" if query else path
 
 
-def plotted(times: Sequence[float], unit: str, **curves: Sequence[float | None]) -> str:
+def plot(times: Sequence[float], unit: str, **curves: Sequence[float | None]) -> str:
     """What the script draws."""
     series = [
         {
@@ -152,7 +152,7 @@ _ENVIRONMENT.filters |= {each.__name__: each for each in _FILTERS}
 _ENVIRONMENT.globals |= {"link": link, "stamp": STAMP, "version": __version__, "NONE": NONE}
 
 
-def rendered(template: str, status: int = 200, /, **values: Any) -> Response:
+def render_page(template: str, status: int = 200, /, **values: Any) -> Response:
     text = _ENVIRONMENT.get_template(template).render(values)
     return Response(text, status, HEADERS, "text/html; charset=utf-8")
 
@@ -162,7 +162,7 @@ def render(call: HttpCall, template: str, **values: Any) -> Response:
     assert call.at is not None and call.at.session is not None
     session = call.at.session
     notice, session.notice = session.notice, ""
-    return rendered(
+    return render_page(
         template,
         here=call.at.target,
         user=call.user,
@@ -174,7 +174,7 @@ def render(call: HttpCall, template: str, **values: Any) -> Response:
     )
 
 
-def moved(call: HttpCall, target: str, notice: str = "") -> Response:
+def redirect(call: HttpCall, target: str, notice: str = "") -> Response:
     """After a form: the page that shows what is now. ``notice``: shown on it."""
     if call.at is not None and call.at.session is not None:
         call.at.session.notice = notice

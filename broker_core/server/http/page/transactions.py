@@ -14,7 +14,7 @@ from broker_core.core.address import VHOST
 from broker_core.server.http.call import HttpCall
 from broker_core.server.http.gate import visible, within
 from broker_core.server.http.page.api_client import call_api
-from broker_core.server.http.page.rendering import count, duration, moved, render, sentence, size
+from broker_core.server.http.page.rendering import count, duration, redirect, render, sentence, size
 from broker_core.server.http.refusal import not_found
 from broker_core.server.http.route import Route, page
 
@@ -98,7 +98,7 @@ def _decide(verb: Decision, call: HttpCall) -> Response:
     vhost, xid, of = (call.params.get(name, "") for name in ("vhost", "xid", "of"))
     call_api(call, DECIDE[verb], {"vhost": vhost, "xid": xid}, method="POST", body={"of": of})
     done = "committed" if verb == "commit" else "rolled back"
-    return moved(call, HOME, sentence("Transaction {} is {}.", xid, done))
+    return redirect(call, HOME, sentence("Transaction {} is {}.", xid, done))
 
 
 def _of(verb: Decision) -> tuple[Route, ...]:
