@@ -37,10 +37,6 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         "a state machine whose states share the position in the bytes",
     ),
     "broker_core.broker.channel.Channel": (327, ENTRY),
-    "broker_core.routing.exchange.Exchange": (
-        263,
-        "bindings, caches of routes, and who relies on them",
-    ),
     "broker_core.broker.queue.log.Log": (275, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.queue.queue.Queue": (263, "the parts of a queue, and what each call does with them"),
     "broker_core.routing.exchanges.Exchanges": (299, STATE),
@@ -79,10 +75,6 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
     "broker_core.server.commit_queue.CommitQueue": (16, "the works of a tick, by how far each of them is"),
     "broker_core.broker.broker.BrokerState": (17, "the parts of which the state is composed"),
     "broker_core.broker.channel.Channel": (18, "what a channel of AMQP holds between commands"),
-    "broker_core.routing.exchange.Exchange": (
-        18,
-        "what exchange.declare asks for, and who depends on it",
-    ),
     "broker_core.broker.queue.queue.Queue": (17, "what queue.declare asks for, and the parts of a queue"),
     "broker_core.broker.queue.consumer.Consumer": (
         16,

@@ -2,11 +2,11 @@
 
 Source: AMQP 0-9-1, 3.1.3 (exchange types); RabbitMQ's bindings from exchange to exchange, alternate
 exchanges, and ``x-match`` with ``all-with-x`` and ``any-with-x``.
-Invariant: ``cache`` has only results of the current bindings, here and in all exchanges that they came by. A
-change empties the caches of the exchange and of those whose results came by here (``_relying``). A route that
-came by a headers exchange is not cached. A change costs what it changes, and what it removes from caches: no
-index is built again. What is deleted costs the same whatever number of bindings it has: an index may have
-entries of deleted destinations, which match nothing (``stale_bindings.py``).
+Invariant: ``cache`` has only results of the current bindings, here and in all exchanges that they came by
+(``route_cache.py``). A route that came by a headers exchange is not cached. A change costs what it changes,
+and what it removes from caches: no index is built again. What is deleted costs the same whatever number of
+bindings it has: an index may have entries of deleted destinations, which match nothing
+(``stale_bindings.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from broker_core.core.undo import Undo
 from broker_core.message.arguments import type_name
 from broker_core.routing.carbon_copy import MAX_COPIES, carbon_copies
 from broker_core.routing.header_index import MATCHES, HeaderIndex
-from broker_core.routing.route_cache import RouteCache, RouteCacheBudget
+from broker_core.routing.route_cache import RouteCache
 from broker_core.routing.search import EXCHANGE, KEY, Search
 from broker_core.routing.stale_bindings import StaleBindings
 from broker_core.routing.topic_patterns import TopicPatterns
@@ -85,7 +85,6 @@ class Exchange(Generic[Q]):
         self.arguments = arguments or {}
         self.deleted = False
         self.cache: RouteCache[Q] = RouteCache()
-        self.route_budget = RouteCacheBudget()  # one for all exchanges of a virtual host
         self.stale_bindings = StaleBindings(self._undo)  # one for all exchanges of a virtual host
         self.alternate: Exchange[Q] | None = None  # receives messages that no binding here matches
         # those with a binding or an alternate to this one, in that order
@@ -93,9 +92,6 @@ class Exchange(Generic[Q]):
         self._by_destination: dict[Q | Exchange[Q], dict[BindingKey, Binding]] = {}
         self._bytes: dict[Q | Exchange[Q], int] = {}  # that the bindings take, about
         self._downstream: set[Exchange[Q]] = set()  # those that bindings lead to
-        self._looked: tuple[bool, int] | None = None  # at what is reached from here; None: not yet
-        self._relying: set[Exchange[Q]] = set()  # those that keep what was found out here
-        self._relied: set[Exchange[Q]] = set()  # the other end
 
     # -- bindings --------------------------------------------------------------------------------------------
     @property
@@ -145,7 +141,7 @@ class Exchange(Generic[Q]):
         self._by_destination.setdefault(binding.destination, {})[key] = binding
         self._added(key, binding)
         self._know(binding.destination)
-        self.changed()
+        self.cache.change()
 
     def _remove(self, key: BindingKey, binding: Binding) -> None:
         found = self._by_destination.get(binding.destination, {})
@@ -153,7 +149,7 @@ class Exchange(Generic[Q]):
         self._removed(key, binding)
         if not found:
             self._forget(binding.destination)
-        self.changed()
+        self.cache.change()
 
     def is_bound(self, target: Q | Exchange[Q], routing_key: str, arguments: Mapping[str, object]) -> bool:
         return _key(target, routing_key, arguments) in self._by_destination.get(target, ())
@@ -180,25 +176,25 @@ class Exchange(Generic[Q]):
         self._undo.item(self._bytes, destination)
         self._bytes.pop(destination, None)
         self._forget(destination)
-        self.changed()
+        self.cache.change()
         return gone.values()
 
     def _take_back(self, destination: Q | Exchange[Q], gone: dict[BindingKey, Binding]) -> None:
         self._by_destination[destination] = gone
         self._know(destination)
-        self.changed()
+        self.cache.change()
 
     def leave(self) -> None:
         """The exchange is deleted: its destinations do not know it any more."""
         self._undo.append((self._join,))
         for destination in self._by_destination:
             destination.upstream.pop(self, None)
-        self.changed()
+        self.cache.change()
 
     def _join(self) -> None:
         for destination in self._by_destination:
             destination.upstream[self] = None
-        self.changed()
+        self.cache.change()
 
     def divert(self, alternate: Exchange[Q] | None) -> None:
         """Makes ``alternate`` receive messages that no binding here matches."""
@@ -212,7 +208,7 @@ class Exchange(Generic[Q]):
             before.upstream.pop(self, None)
         if alternate is not None:
             alternate.upstream[self] = None
-        self.changed()
+        self.cache.change()
 
     def _know(self, destination: Q | Exchange[Q]) -> None:
         destination.upstream[self] = None
@@ -226,46 +222,22 @@ class Exchange(Generic[Q]):
         if isinstance(destination, Exchange):
             self._downstream.discard(destination)
 
-    def changed(self) -> None:
-        """Drops cached routes here and in all exchanges whose routes led here."""
-        self.forget_routes()
-        for exchange in list(self._relying):
-            exchange.forget_routes()
-
-    def forget_routes(self) -> None:
-        """Drops what is cached here."""
-        self._looked = None
-        if self.cache:
-            self.route_budget.release(self)
-            self.cache = RouteCache()
-        for exchange in self._relied:
-            exchange._relying.discard(self)
-        self._relied.clear()
-
-    def _rely_on(self, seen: set[Exchange[Q]]) -> None:
-        """Something is kept that changes with any of these exchanges."""
-        for exchange in seen - {self}:
-            self._relied.add(exchange)
-            exchange._relying.add(self)
-
     # -- routing ---------------------------------------------------------------------------------------------
     def route(self, routing_key: str, properties: bytes = b"", search: Search | None = None) -> tuple[Q, ...]:
         """Returns the queues, each once, in order of queue id. ``search``: it may be one of many
         messages. Raises PreconditionFailed.
         """
-        found = self.cache.get(routing_key)
+        found = self.cache.by_key.get(routing_key)
         if found is None:
             search = search or Search()
             found, seen = _reached(self, (routing_key,), properties, search)
             if search.complete and not (self.matches_headers or _by_headers(seen)):
-                self.route_budget.charge(self, len(routing_key), len(found))
-                found = self.cache.keep(routing_key, found)
-                self._rely_on(seen)
+                found = self.cache.keep(routing_key, found, (each.cache for each in seen))
         return found
 
     def cached(self, routing_key: str) -> tuple[Q, ...] | None:
         """Returns a cached result of ``route``. It is safe during changes of the bindings."""
-        return self.cache.get(routing_key)
+        return self.cache.by_key.get(routing_key)
 
     @property
     def by_headers(self) -> bool:
@@ -273,18 +245,19 @@ class Exchange(Generic[Q]):
         return self._look()[0]
 
     def _look(self) -> tuple[bool, int]:
-        if self._looked is None:
+        """Returns whether headers affect a route from here, and how many destinations it may have."""
+        if self.cache.reach is None:
             seen, pending = {self}, [self]  # the exchanges that a message may come by
             while pending:
                 found = pending.pop()._next() - seen
                 seen |= found
                 pending += found
-            self._rely_on(seen)
-            self._looked = (
+            self.cache.rely_on(each.cache for each in seen)
+            self.cache.reach = (
                 _by_headers(seen) or self.matches_headers,
                 sum(1 if each.chooses_one else destinations(each) for each in seen),
             )
-        return self._looked
+        return self.cache.reach
 
     @property
     def by_key(self) -> bool:
@@ -436,7 +409,7 @@ class FanoutExchange(Exchange[Q]):
         return super().route(self._same(routing_key), properties, search)
 
     def cached(self, routing_key: str) -> tuple[Q, ...] | None:
-        return self.cache.get(self._same(routing_key))
+        return self.cache.by_key.get(self._same(routing_key))
 
     def _same(self, routing_key: str) -> str:
         """Returns one key for all, if no other exchange looks at it."""

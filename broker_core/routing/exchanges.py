@@ -91,7 +91,7 @@ class Exchanges(Generic[Q]):
         self._undo.item(self.queues_by_id, queue.queue_id)
         self.queues[queue.name] = queue
         self.queues_by_id[queue.queue_id] = queue
-        self.exchanges[""].changed()
+        self.exchanges[""].cache.change()
 
     def exchange(self, name: str) -> Exchange[Q]:
         """Returns an exchange that a client may inspect or bind. Raises AccessRefused (the default exchange),
@@ -174,7 +174,7 @@ class Exchanges(Generic[Q]):
         self._undo.item(self.exchanges, exchange.name)
         self.exchanges[exchange.name] = exchange
         self.memory.add(bytes_of(exchange.name, exchange.arguments))
-        exchange.route_budget, exchange.stale_bindings = self.routes, self._stale_bindings
+        exchange.cache.budget, exchange.stale_bindings = self.routes, self._stale_bindings
         self.divert(exchange, self.alternate_of(exchange))
         for other in self._alternates.get(exchange.name, ()):
             other.divert(exchange)

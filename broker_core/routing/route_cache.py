@@ -1,12 +1,13 @@
 """The cached routes of an exchange, and how much memory those of all exchanges may take together.
 
-Not here: what is cached, and until when (``exchange.py``).
+Not here: how a route is found (``exchange.py``).
 Invariant: an exchange that caches much only makes others look at their bindings again.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
 
 Q = TypeVar("Q")
 
@@ -14,39 +15,64 @@ ROUTE_BYTES = 16 * 1024 * 1024
 _ENTRY_BYTES = 200  # of the table, the text and the tuple, about
 
 
-class RouteCache(dict[str, tuple[Q, ...]]):
-    """By routing key. Equal routes are one object, so that a commit tells them apart at no cost."""
+class RouteCache(Generic[Q]):
+    """The routes of one exchange, and what else was found by looking at the exchanges behind it."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._routes: dict[tuple[Q, ...], tuple[Q, ...]] = {}
+        self.budget = RouteCacheBudget()  # one for all exchanges of a virtual host
+        self.by_key: dict[str, tuple[Q, ...]] = {}
+        self._routes: dict[tuple[Q, ...], tuple[Q, ...]] = {}  # one object each: a commit compares them so
+        self.reach: tuple[bool, int] | None = None  # see ``Exchange``; None: not looked at yet
+        self._relying: set[RouteCache[Q]] = set()  # those that keep what was found out here
+        self._relied: set[RouteCache[Q]] = set()  # the other end
 
-    def keep(self, routing_key: str, route: tuple[Q, ...]) -> tuple[Q, ...]:
-        """Returns the one object."""
-        self[routing_key] = one = self._routes.setdefault(route, route)
+    def keep(self, routing_key: str, route: tuple[Q, ...], by: Iterable[RouteCache[Q]]) -> tuple[Q, ...]:
+        """Caches a route that came ``by`` these exchanges, and returns the one object of all equal routes."""
+        self.budget.charge(self, len(routing_key), len(route))
+        self.by_key[routing_key] = one = self._routes.setdefault(route, route)
+        self.rely_on(by)
         return one
 
+    def rely_on(self, others: Iterable[RouteCache[Q]]) -> None:
+        """Something is kept that changes with any of these exchanges."""
+        for other in others:
+            if other is not self:
+                self._relied.add(other)
+                other._relying.add(self)
 
-class Routes(Protocol):
-    def forget_routes(self) -> None:
-        """Clears the route cache, and calls ``release``."""
+    def change(self) -> None:
+        """The bindings have changed: clears it, and all caches whose routes led here."""
+        self.clear()
+        for cache in list(self._relying):
+            cache.clear()
+
+    def clear(self) -> None:
+        self.reach = None
+        if self.by_key:
+            self.budget.release(self)
+            self.by_key, self._routes = {}, {}  # others read them meanwhile
+        for cache in self._relied:
+            cache._relying.discard(self)
+        self._relied.clear()
+
+
+AnyCache = RouteCache[Any]  # of any queues
 
 
 class RouteCacheBudget:
-    def __init__(self, limit: int = ROUTE_BYTES) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._used = 0
-        self._by_exchange: dict[Routes, int] = {}
+        self._by_cache: dict[AnyCache, int] = {}
 
-    def charge(self, exchange: Routes, key_size: int, queues: int) -> None:
-        """Before ``exchange`` caches a route. If the budget is used up, all route caches are cleared."""
+    def charge(self, cache: AnyCache, key_size: int, queues: int) -> None:
+        """Before ``cache`` keeps a route. If the budget is used up, all route caches are cleared."""
         size = _ENTRY_BYTES + key_size + 8 * queues
-        if self._used + size > self._limit:
-            for each in list(self._by_exchange):
-                each.forget_routes()
+        if self._used + size > ROUTE_BYTES:
+            for each in list(self._by_cache):
+                each.clear()
         self._used += size
-        self._by_exchange[exchange] = self._by_exchange.get(exchange, 0) + size
+        self._by_cache[cache] = self._by_cache.get(cache, 0) + size
 
-    def release(self, exchange: Routes) -> None:
-        """The route cache of ``exchange`` has been cleared."""
-        self._used -= self._by_exchange.pop(exchange, 0)
+    def release(self, cache: AnyCache) -> None:
+        """``cache`` has been cleared."""
+        self._used -= self._by_cache.pop(cache, 0)

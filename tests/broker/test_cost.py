@@ -28,7 +28,7 @@ from broker_core.flight import contract
 from broker_core.message.properties import Properties
 from broker_core.node import channel as channel_module
 from broker_core.node.channel import LocalChannel
-from broker_core.routing import refusals
+from broker_core.routing import refusals, route_cache
 from broker_core.routing.carbon_copy import carbon_copies
 from broker_core.routing.header_index import MATCHES
 from broker_core.routing.memory import bytes_of
@@ -182,9 +182,11 @@ def test_times_that_are_planned_anew_do_not_pile_up(node: Node) -> None:
     assert len(pending_checks._deadlines) <= 130
 
 
-def test_cached_routes_of_all_exchanges_together_are_bounded(node: Node) -> None:
+def test_cached_routes_of_all_exchanges_together_are_bounded(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     room = node.broker.state.virtual_hosts.registry.routes
-    room._limit = 100_000
+    monkeypatch.setattr(route_cache, "ROUTE_BYTES", 100_000)
     with node.channel() as channel:
         channel.queue_declare("q")
         for name in ("x", "y", "z"):
@@ -192,10 +194,10 @@ def test_cached_routes_of_all_exchanges_together_are_bounded(node: Node) -> None
             channel.queue_bind("q", name, "k")
             for number in range(300):
                 channel.publish(b"", name, f"{number:0245d}")
-            assert room._used <= room._limit
+            assert room._used <= route_cache.ROUTE_BYTES
     exchanges = node.broker.state.topology.exchanges
-    assert sum(len(exchange.cache) for exchange in exchanges.values()) < 300
-    assert room._used == sum(room._by_exchange.values()) > 0
+    assert sum(len(exchange.cache.by_key) for exchange in exchanges.values()) < 300
+    assert room._used == sum(room._by_cache.values()) > 0
     with node.channel() as channel:
         for name in ("x", "y", "z"):
             channel.publish(b"", name, "k")

@@ -23,9 +23,6 @@ _SKIPPED = {
     "_new_batch_id",
     "_ordinary",
     "cache",
-    "_looked",
-    "_relying",
-    "_relied",
 }
 _LEAVES = (str, bytes, int, float, bool, type(None))
 

@@ -282,14 +282,14 @@ def logged_errors(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Pa
     return len(broker._local.upkeep._logged), LOW
 
 
-def routes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
+def routes(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     room = broker._local.state.virtual_hosts.registry.routes
-    room._limit = LOW * 1000
+    low.setattr(route_cache, "ROUTE_BYTES", LOW * 1000)
     with broker.channel() as channel:
         for user, name in things:
             channel.exchange_declare(user, "direct")
             channel.publish(b"", user, name.ljust(200, "x"))
-    return room._used, room._limit
+    return room._used, route_cache.ROUTE_BYTES
 
 
 def audit_log(_broker: Broker, things: Things, low: pytest.MonkeyPatch, folder: Path) -> tuple[int, int]:

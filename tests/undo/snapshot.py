@@ -28,8 +28,7 @@ LEFT_OUT = frozenset(
         # how to undo
         "undo", "_undo", "saved", "_saved", "_steps",
         # caches
-        "cache", "_looked", "_relying", "_relied", "route_budget", "routes", "_decoded", "expires_us",
-        "body_sizes",
+        "cache", "routes", "_decoded", "expires_us", "body_sizes",
         "deadline", "_read", "_new_block_id", "_ordinary",
         # where it has an entry is its concern: ``broker/test_expirations.py`` has its exceptions
         "expirations",

@@ -214,7 +214,7 @@ class Topology(WaitingExchanges):
     def _remove_queue(self, change: Change, queue: Queue) -> None:
         self._undo.item(self.queues, queue.name)
         del self.queues[queue.name]
-        self.exchanges[""].changed()
+        self.exchanges[""].cache.change()
         if queue.exclusive:
             self._undo.leave(self._exclusive, queue.connection, queue)
         self._end(change, queue)
@@ -275,7 +275,7 @@ class Topology(WaitingExchanges):
             if queue.written:
                 change.drop(QueueRecord, (queue.queue_id,))
         for exchange in self.exchanges.values():
-            exchange.forget_routes()
+            exchange.cache.clear()
         self.policies.delete_all(change)
         change.drop(ExchangeRecord, (ANY, self.vhost))
         for kind in (BindingRecord, ExchangeBindingRecord):

@@ -81,7 +81,7 @@ class WaitingExchanges(Exchanges[Queue]):
         if queue.log.ids is not None and isinstance(exchange, DeduplicationExchange):
             queue.log.ids.rule = exchange.rule
         self.memory.add(bytes_of(queue.name, queue.arguments.declared) + queue.arguments.id_bytes)
-        exchange.changed()
+        exchange.cache.change()
 
     def _unbind_everywhere(
         self, change: Change, destination: Queue | Exchange[Queue]
