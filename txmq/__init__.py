@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from broker_core import __version__
@@ -93,19 +94,15 @@ _LAZY = {
 
 _SPARK = ("Decoded", "decode", "encode", "mirror_offsets", "transactional")  # needs a session
 _OF_SPARK = ("delta", "pandas", "py4j", "pyspark")  # the packages of the extra
-_noticed = False
 
 
-def _notice(stacklevel: int) -> None:
+@cache
+def _notice() -> None:
     """A RuntimeWarning, once, if Spark's Python cannot load txmq."""
-    global _noticed
-    if not _noticed:
-        _noticed = True
-        from connector import workers
+    from connector import workers
 
-        text = workers.notice()
-        if text:
-            warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+    if text := workers.notice():
+        warnings.warn(text, RuntimeWarning, stacklevel=3)  # of who names what needs Spark
 
 
 def __getattr__(name: str) -> Any:
@@ -121,7 +118,7 @@ def __getattr__(name: str) -> Any:
             "or run it with the Python of a platform that brings Spark"
         ) from None
     if name in _SPARK:
-        _notice(stacklevel=2)
+        _notice()
     globals()[name] = value
     return value
 
@@ -144,4 +141,4 @@ __all__ = [
 ]  # fmt: skip
 
 if "pyspark" in sys.modules:
-    _notice(stacklevel=2)
+    _notice()

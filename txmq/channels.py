@@ -59,16 +59,12 @@ def _consumers(options: Options) -> int:
     option("--open", text="only those with an open transaction"),
 )
 def _channels(options: Options) -> int:
-    found = client_at(options).channels()
-    return _print_list(options, found, _chosen(options, found))
-
-
-def _chosen(options: Options, found: list[ChannelInfo]) -> list[ChannelInfo]:
+    found = rows = client_at(options).channels()
     if options.queue is not None:
-        found = [each for each in found if options.queue in (*each.unacknowledged, *each.consumes)]
+        rows = [each for each in rows if options.queue in (*each.unacknowledged, *each.consumes)]
     if options.open:
-        found = [each for each in found if each.publishes or each.acks]
-    return found
+        rows = [each for each in rows if each.publishes or each.acks]
+    return _print_list(options, found, rows)
 
 
 list_command(

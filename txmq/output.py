@@ -98,8 +98,7 @@ def script(prepared: Sequence[Preparation]) -> list[str]:
     for part, group in groupby(prepared, lambda each: each.part):
         lines += ["", f"# {part}" if part == "topics" else f"# rights of the {part}"]
         for each in group:
-            said = f"# {each.state}: {each.why}".removesuffix(": ")
-            lines.append(said)
+            lines.append(f"# {each.state}: {each.why}".removesuffix(": "))
             lines.append(each.command if each.due else f"#   {each.command}")
     return lines
 

@@ -282,7 +282,7 @@ def rewrite_of(
     data: bytes,
     headers: Callable[[dict[str, object]], Mapping[str, object]],
     read: Collection[str],
-    without: Collection[str] = (),
+    without: Collection[str],
 ) -> bytes:
     """Like :func:`rewrite`, for new headers that depend on those in ``read``; only these are decoded. Raises
     RemoteProtocolError for properties that do not decode, before or after.

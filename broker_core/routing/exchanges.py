@@ -118,7 +118,7 @@ class Exchanges(Generic[Q]):
         """Returns the queues of many messages, by their own keys. Each distinct key is routed once."""
         return route_column(self.exchanges, exchange, routing_keys, properties, self.vhost)
 
-    def route_block(self, block: pa.RecordBatch, copies: Copies | None = None, lock: Lock = FREE) -> Routed:
+    def route_block(self, block: pa.RecordBatch, copies: Copies | None, lock: Lock = FREE) -> Routed:
         """Returns the queues of every row of a block of MESSAGE_SCHEMA. ``copies``: ``copies_of_rows``."""
         columns = block.column("exchange"), block.column("routing_key"), block.column("properties")
         return route_column(self.exchanges, *columns, self.vhost, copies, lock)

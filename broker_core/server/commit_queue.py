@@ -192,7 +192,7 @@ class CommitQueue:
             self._unanswered.setdefault(origin, deque()).append((waiting, then))
         self._again(waiting, then)
 
-    def insist(self, work: Work[object], then: Then, origin: object = None) -> None:
+    def insist(self, work: Work[object], then: Then, origin: object) -> None:
         """Like ``submit``, for what must be done and nobody asks for again: it is tried again until it
         succeeds, or the broker has stopped. ``then`` is called once, not for a shortage of resources.
         """

@@ -269,12 +269,10 @@ def test_a_delivery_is_right_however_many_routing_keys_came_before():
         )
 
 
-@given(CHANNEL, TAG, st.booleans(), st.booleans())
-def test_confirms_have_the_bytes_of_the_plain_encoder(channel: int, tag: int, multiple: bool, requeue: bool):
+@given(CHANNEL, TAG, st.booleans())
+def test_confirms_have_the_bytes_of_the_plain_encoder(channel: int, tag: int, multiple: bool):
     assert encode_ack(channel, tag, multiple) == encode_method(channel, BasicAck(tag, multiple))
-    assert encode_nack(channel, tag, multiple, requeue) == encode_method(
-        channel, BasicNack(tag, multiple, requeue)
-    )
+    assert encode_nack(channel, tag) == encode_method(channel, BasicNack(tag))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in METHODS.values() if not kind.LAYOUT])
@@ -289,7 +287,7 @@ def test_a_delivery_tag_that_does_not_fit_is_the_same_error_on_every_path(tag: i
     encoders = (
         lambda: DeliverEncoder(1, "t", 0).encode(tag, False, "e", "k", b"\x10\0\2", b"x"),
         lambda: encode_ack(1, tag, False),
-        lambda: encode_nack(1, tag, False),
+        lambda: encode_nack(1, tag),
     )
     for encode in encoders:
         with pytest.raises(LocalProtocolError, match="delivery_tag is"):

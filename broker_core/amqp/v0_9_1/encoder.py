@@ -182,11 +182,11 @@ def encode_ack(channel: int, delivery_tag: int, multiple: bool) -> bytes:
     return _CONFIRM(1, channel, 13, 60, 80, delivery_tag, multiple, 0xCE)
 
 
-def encode_nack(channel: int, delivery_tag: int, multiple: bool, requeue: bool = False) -> bytes:
+def encode_nack(channel: int, delivery_tag: int) -> bytes:
     """A basic.nack frame (a negative confirm). Raises LocalProtocolError for a tag above 64 bits."""
     if not 0 <= delivery_tag < _TAG_END:
-        return encode_method(channel, BasicNack(delivery_tag, multiple, requeue))
-    return _CONFIRM(1, channel, 13, 60, 120, delivery_tag, multiple | requeue << 1, 0xCE)
+        return encode_method(channel, BasicNack(delivery_tag))
+    return _CONFIRM(1, channel, 13, 60, 120, delivery_tag, 0, 0xCE)
 
 
 class Outgoing:

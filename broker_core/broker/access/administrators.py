@@ -25,7 +25,7 @@ def administered(users: Mapping[str, UserRecord], listed: Collection[str]) -> bo
     return any(is_administrator(each, listed) for each in users.values())
 
 
-def is_administrator(user: UserRecord, listed: Collection[str] = ()) -> bool:
+def is_administrator(user: UserRecord, listed: Collection[str]) -> bool:
     """Whether it has the tag and a password."""
     return ADMINISTRATOR in user.tags and (
         user.name in listed or not passwords.is_unmatched(user.password_hash)

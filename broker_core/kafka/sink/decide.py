@@ -150,7 +150,7 @@ class Decider:
     def _publish(self, won: Sequence[NamedBranch], changes: Changes) -> None:
         """Steps 5 to 8: one transaction of the winners and the ledger entry."""
         changes.logs = tuple({log for each in won for log in each.receipt.logs})
-        decision = changes.encoded(self._fenced.epoch.now())
+        decision = changes.encoded()
         _require_there(self._client, [each for each in won if each.receipt.kind != "publish"])
         published = [each for each in won if each.receipt.logs]
         # 5. all logs join, where Kafka needs it

@@ -61,13 +61,13 @@ class Changes:
         if kind is LedgerRecord:
             self.pruned.append(int(key[1]))
 
-    def encoded(self, now_ms: int) -> ReadyBatch:
+    def encoded(self) -> ReadyBatch:
         """Returns one record batch of all. Raises TransactionTooLarge."""
         entries = [
             Entry(key, None) if record is None else entry.put(record) for key, record in self.records.items()
         ]
         entries[-1] = entries[-1]._replace(headers=entry.logs_header(self.logs))
-        batch = entry.batch(entries, now_ms, transactional=True)
+        batch = entry.batch(entries, entry.now_ms(), transactional=True)
         if len(batch) > ENTRY_BYTES:
             raise errors.TransactionTooLarge(
                 f"the ledger entry of this micro-batch takes {len(batch)} bytes, and at most {ENTRY_BYTES} "
@@ -239,7 +239,7 @@ class FencedApp:
         self.lost_ends.require_none([])
         transaction = self.epoch.begin()
         transaction.join([log])
-        transaction.append({log: changes.encoded(self.epoch.now())})
+        transaction.append({log: changes.encoded()})
         here("kafka.owned.entered")
         transaction.commit()
         here("kafka.owned.committed")

@@ -58,13 +58,9 @@ class ReadyBatch(NamedTuple):
 
 
 class ProducerEpoch:
-    def __init__(
-        self, client: Client, transactional_id: str, *, now: Callable[[], int] = entry.now_ms
-    ) -> None:
-        """``now``: milliseconds since the epoch, for the timestamps of published records."""
+    def __init__(self, client: Client, transactional_id: str) -> None:
         self.client = client
         self.id = transactional_id
-        self.now = now
         self.timeout_ms = 0  # of the epoch that is held
         self._producer: Producer | None = None
 
@@ -143,7 +139,7 @@ class ProducerTransaction:
         """Sends one batch to each log, stamped with producer, sequence and the time of now. The next one of a
         log waits until it is appended, and raises what that raises.
         """
-        now = self._epoch.now()
+        now = entry.now_ms()
         lanes: dict[str, dict[TopicPartition, bytearray | memoryview]] = {}
         for log, (batch, _) in batches.items():
             # what was fetched for this transaction alone is stamped where it is

@@ -120,7 +120,7 @@ def _check(
 # -- queues --------------------------------------------------------------------------------------------------
 
 
-def check_arguments(of: str, arguments: Mapping[str, object], *, strict: bool = False) -> None:
+def check_arguments(of: str, arguments: Mapping[str, object], *, strict: bool) -> None:
     """Checks the arguments of a queue. Raises PreconditionFailed that names the argument."""
     _check_kept(of, arguments)
     if "x-queue-type" in arguments:  # first: it decides which others there are
@@ -224,7 +224,7 @@ def _limit(declared: int | None) -> int | None:
 # -- exchanges and consumers ---------------------------------------------------------------------------------
 
 
-def check_exchange_arguments(of: str, arguments: Mapping[str, object], *, strict: bool = False) -> None:
+def check_exchange_arguments(of: str, arguments: Mapping[str, object], *, strict: bool) -> None:
     """Raises PreconditionFailed that names the argument."""
     _check_kept(of, arguments)
     _check(of, EXCHANGE, arguments, strict, ending=": unknown argument")

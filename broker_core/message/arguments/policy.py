@@ -58,7 +58,7 @@ NO_POLICY = Policy()
 OF_OPERATOR = frozenset(_LIMITS) | {"max-in-memory-length", "max-in-memory-bytes"}
 
 
-def check_definition(of: str, definition: Mapping[str, object], *, operator: bool = False) -> None:
+def check_definition(of: str, definition: Mapping[str, object], *, operator: bool) -> None:
     """Raises OptionError for a setting that is not taken, or its value. ``of``: "policy 'name'"."""
     if not definition:
         raise OptionError(f"{of} sets nothing", f"give at least one of {', '.join(SETTINGS)}")

@@ -164,7 +164,7 @@ class TickCommit:
             return
         for _, before, publishes, _ in failed:
             for number in range(before + 1, before + publishes + 1):
-                session.connection.write(encode_nack(session.number, number, multiple=False))
+                session.connection.write(encode_nack(session.number, number))
         session.fail(error, None)
 
     def _answer(self, piece: _Piece, committed: CommitResult) -> None:
@@ -196,7 +196,7 @@ class TickCommit:
     def _confirm(self, before: int, publishes: int, rejected: list[int]) -> None:
         write, number = self._session.connection.write, self._session.number
         for index in rejected:
-            write(encode_nack(number, before + 1 + index, multiple=False))
+            write(encode_nack(number, before + 1 + index))
         last = publishes
         refused = set(rejected)
         while last and last - 1 in refused:
