@@ -181,9 +181,9 @@ def check_known(raw: Mapping[str, str], modes: tuple[Mode, ...]) -> None:
             )
         allowed = [option.name for option in OPTIONS if set(modes) & set(option.modes)]
         near = difflib.get_close_matches(key, [name.lower() for name in allowed], n=1, cutoff=0.6)
-        meant = f"did you mean {BY_KEY[near[0]].name!r}? " if near else ""
+        hint = f"did you mean {BY_KEY[near[0]].name!r}? " if near else ""
         raise OptionError(
-            f"unknown option {key!r} (value {_mask(key, value)}) for a {' or '.join(modes)}; {meant}allowed "
+            f"unknown option {key!r} (value {_mask(key, value)}) for a {' or '.join(modes)}; {hint}allowed "
             f"are {', '.join(allowed)}"
         )
 

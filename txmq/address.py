@@ -56,21 +56,19 @@ def _broker(needed: bool) -> tuple[CommandOption, ...]:
 
 
 BROKER, ANY_BROKER = _broker(needed=True), _broker(needed=False)  # of a command that may go without one
-
-
 COMPLETION_S = 2.0  # how long a shell waits for names
 _SAFE = re.compile(r"[\w.@%+/:][\w.@%+/:-]*")  # no other name: a shell would expand it
 
 
-def queue_names(context: click.Context, _param: click.Parameter, begun: str) -> list[str]:
-    return _names(context, begun, lambda client: [queue.name for queue in client.queues()])
+def queue_names(context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    return _names(context, incomplete, lambda client: [queue.name for queue in client.queues()])
 
 
-def app_names(context: click.Context, _param: click.Parameter, begun: str) -> list[str]:
-    return _names(context, begun, lambda client: [app.app_id for app in client.apps()])
+def app_names(context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    return _names(context, incomplete, lambda client: [app.app_id for app in client.apps()])
 
 
-def _names(context: click.Context, begun: str, names: Callable[[BrokerClient], list[str]]) -> list[str]:
+def _names(context: click.Context, incomplete: str, names: Callable[[BrokerClient], list[str]]) -> list[str]:
     """What a broker has that runs and answers in time. Nothing is started or read from standard input."""
     options, found = Options(**context.params), list[str]()
 
@@ -84,7 +82,7 @@ def _names(context: click.Context, begun: str, names: Callable[[BrokerClient], l
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(COMPLETION_S)
-    return [name for name in found if name.startswith(begun) and _SAFE.fullmatch(name)]
+    return [name for name in found if name.startswith(incomplete) and _SAFE.fullmatch(name)]
 
 
 def client_at(options: Options) -> BrokerClient:

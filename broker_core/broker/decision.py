@@ -47,7 +47,7 @@ def decide(
 
     Raises UnknownTransaction, TransactionState, HeuristicOutcome, AccessRefused.
     """
-    key = _meant(xid, state, actor, of, state.virtual_hosts.by_name if vhost is None else [vhost])
+    key = _key_of(xid, state, actor, of, state.virtual_hosts.by_name if vhost is None else [vhost])
     prepared = state.prepared.by_key.get(key)
     by_hand = _is_heuristic(state, key, actor, by_hand)
     dropped = 0
@@ -98,7 +98,7 @@ def _require_operator(actor: Actor, of: str | None) -> None:
         )
 
 
-def _meant(xid: str, state: BrokerState, actor: Actor, of: str | None, vhosts: Collection[str]) -> str:
+def _key_of(xid: str, state: BrokerState, actor: Actor, of: str | None, vhosts: Collection[str]) -> str:
     """Returns the key of the transaction that the caller means."""
     _require_operator(actor, of)
     keys = [state.names.key(vhost, xid, actor.user if of is None else of) for vhost in vhosts]

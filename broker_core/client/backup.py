@@ -86,7 +86,7 @@ def _received(connection: FlightConnection, path: Path) -> Backup:
     # 1.
     _check_place(path)
     pieces = _pieces(connection, path)
-    begun = list(islice(pieces, 1))
+    first = list(islice(pieces, 1))
     # 2.
     _begin(path)
     failpoint.here("backup.begun")
@@ -94,7 +94,7 @@ def _received(connection: FlightConnection, path: Path) -> Backup:
     files: dict[str, tuple[int, str]] = {}
     manifest: contract.Manifest | None = None
     name, descriptor, checksum = "", -1, xxhash.xxh3_64()
-    for label, piece in chain(begun, pieces):
+    for label, piece in chain(first, pieces):
         if label != name and descriptor >= 0:
             files[name] = _ended(descriptor, checksum)
             descriptor = -1

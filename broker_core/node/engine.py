@@ -473,9 +473,9 @@ class EmbeddedEngine:
         self._do(self.batches.skip, app_id, sequence, branches, to)
 
     def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
-        noted = set(branches)
+        names = set(branches)
         self._run(
-            lambda _, change, now_us: note(self._ledger, change, app_id, sequence, noted, name, now_us, text)
+            lambda _, change, now_us: note(self._ledger, change, app_id, sequence, names, name, now_us, text)
         )
 
     def publish_refused(

@@ -284,7 +284,7 @@ class Transactional:
             resume = Resume(
                 self.tables, self._ledger_table, self.engine, self.app_id, on_new, self._resume_from
             )
-            self.checks.taken = resume.ready(spark)
+            self.checks.take_overs = resume.ready(spark)
             last = self.engine.last_entry(self.app_id)
             if before is None and last is not None and query_id not in (None, last.query_id):
                 raise CheckpointMismatch(

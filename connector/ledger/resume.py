@@ -84,13 +84,13 @@ class Resume:
         if not table.exists:
             return {}
         mine = self.engine.identity(self.app_id)
-        taken = self._take_overs(spark, table)
+        others = self._take_overs(spark, table)
         last = self.engine.last_entry(self.app_id)
         if last is not None and self.tables.only_latest(spark):
-            rows = rows_of(self.tables, spark, table, self.app_id).where(~F.col("engine").isin(mine, *taken))
+            rows = rows_of(self.tables, spark, table, self.app_id).where(~F.col("engine").isin(mine, *others))
             if rows.where(F.col("sequence") > last.sequence).head(1):
-                taken = {mine: last.sequence, **taken}
-        if (behind := taken.get(mine)) is not None:
+                others = {mine: last.sequence, **others}
+        if (behind := others.get(mine)) is not None:
             raise CheckpointMismatch(
                 f"app {self.app_id!r} was taken over by another engine after batch {behind}, as ledger "
                 f"{self.ledger!r} says: a batch of it here would be done twice",
@@ -98,8 +98,8 @@ class Resume:
             )
         if last is None and (newest := self._newest(spark, table)) is not None:
             self._go_on(spark, table, mine, newest)
-            taken = self._take_overs(spark, table)
-        return taken
+            others = self._take_overs(spark, table)
+        return others
 
     def _take_overs(self, spark: SparkSession, table: Table) -> dict[str, int]:
         prefix = taken_id(self.app_id, "")

@@ -113,14 +113,14 @@ def notes_of(
     return Notes(row, note, metrics, numbered, rows)
 
 
-def watched(frame: DataFrame, columns: Sequence[Column], notes: Notes) -> tuple[DataFrame, Metric]:
+def watch(frame: DataFrame, columns: Sequence[Column], notes: Notes) -> tuple[DataFrame, Metric]:
     """``columns`` of the good rows of ``frame``, and the metric that their execution reports."""
     metric = Metric(f"{_PREFIX}{uuid.uuid4().hex}", notes.reasons, notes.of)
-    noted = frame.select(*columns, notes.broken, F.spark_partition_id().alias(_TASK))
+    every = frame.select(*columns, notes.broken, F.spark_partition_id().alias(_TASK))
     # Spark evaluates a note, and so the reason, only where the offset is not null. Within the code that it
     # compiles for each row, the reasons of a dozen fields are more than the JVM compiles of one method.
     most = F.max_by(notes.note, of_broken("offset"), _MOST).alias("notes")
-    good = noted.observe(metric.name, *notes.metrics, most).where(F.col(_BROKEN).isNull()).drop(*OWN_COLUMNS)
+    good = every.observe(metric.name, *notes.metrics, most).where(F.col(_BROKEN).isNull()).drop(*OWN_COLUMNS)
     _open.add(metric)
     return good, metric
 

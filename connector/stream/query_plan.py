@@ -43,12 +43,12 @@ def plans(spark: SparkSession, query_id: str) -> list[str]:
 
 def explained(query: StreamingQuery) -> str:
     """The plans of the batch that a query executes; "" where a platform does not show them."""
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    with contextlib.redirect_stdout(io.StringIO()) as output:
         try:
             query.explain(extended=True)
         except Exception as error:  # of Spark
             log.debug("query %s shows no plan: %s", query.id, error_summary(error))
-    return told.getvalue()
+    return output.getvalue()
 
 
 def checkpoint_in(plan: str) -> str | None:

@@ -32,7 +32,7 @@ class ReaderLock:
     """The names that one reader holds. A copy in another process (a task) holds none."""
 
     def __init__(self) -> None:
-        self.taken = False
+        self.is_held = False
         self._sockets: list[socket.socket] = []
 
     def __reduce__(self) -> tuple[type[ReaderLock], tuple[()]]:
@@ -62,7 +62,7 @@ class ReaderLock:
                     "self-join renames its columns), or give each query a queue and an appId",
                 )
             sockets.append(found)
-        self.taken, self._sockets = True, sockets
+        self.is_held, self._sockets = True, sockets
 
 
 def driver() -> str:

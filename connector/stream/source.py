@@ -143,7 +143,7 @@ class StreamReader(DataSourceStreamReader):
 
         Only within a trigger: if ``prepareForTriggerAvailableNow`` raises, Spark leaves sources running.
         """
-        if not self._lock.taken:
+        if not self._lock.is_held:
             self._lock.take(self._engine.identity(), self._options.app_id, self._options.queues)
 
     def initialOffset(self) -> Vector:

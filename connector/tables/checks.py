@@ -42,9 +42,9 @@ class Checks:
         self._engine = engine
         self._applied: Sequence[tuple[LedgerEntry, InTable]] | None = None  # asked for once
         self._answers: dict[tuple[str, ...], CheckResult] = {}  # the one used last is the last one
-        self.taken: Mapping[str, int] = {}  # engine -> behind which batch this one has taken the app over
+        self.take_overs: Mapping[str, int] = {}  # engine -> behind which of its batches this one goes on
         self._guarded: dict[tuple[str, str], int] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._log_keys: set[tuple[str, str]] = set()
 
     def append(self, spark: SparkSession, table: Table, schema: StructType, writing: Writing) -> CheckResult:
         """Raises OptionError if the append would fail after the decision."""
@@ -53,8 +53,8 @@ class Checks:
             ("append", *table.shape, schema.json(), repr(sorted(options.items())), *columns),
             lambda: self._tables.check_append(spark, table, schema, writing),
         )
-        if (table.location, found.by_rows) not in self._told:
-            self._told.add((table.location, found.by_rows))
+        if (table.location, found.by_rows) not in self._log_keys:
+            self._log_keys.add((table.location, found.by_rows))
             how = f"as rows, which are written twice: {found.by_rows}" if found.by_rows else "as files"
             log.info("app %r appends to table %r %s", self._app_id, table.name, how)
         return found
@@ -85,7 +85,7 @@ class Checks:
         key = table.table_id, txn_app_id
         if key not in self._guarded:
             restored = require_numbers(self._tables, spark, table, txn_app_id, self._app_id, self._decided)
-            for engine, behind in self.taken.items() if table.exists else ():
+            for engine, behind in self.take_overs.items() if table.exists else ():
                 refuse_what_was_done_elsewhere(self._tables, spark, table, self._app_id, engine, behind)
             if table.exists:
                 self._warn_of_an_older_copy(spark, table)

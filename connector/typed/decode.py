@@ -168,7 +168,7 @@ def decode(
 
         if parts.notes is None:
             return Decoded(frame.where(~parts.broken).select(*columns, *parts.fields), rejected)
-        good, metric = metrics.watched(frame, [*columns, *parts.fields], parts.notes)
+        good, metric = metrics.watch(frame, [*columns, *parts.fields], parts.notes)
         return Decoded(good, rejected, metric)
     if mode == "fail":
         error = F.raise_error(_text(df, column, parts.reason)).cast("boolean")

@@ -312,7 +312,7 @@ def test_c7_a_batch_that_only_a_table_knows_stops_before_the_decision(on_kafka: 
     tables.append(spark, table, lambda session: session.createDataFrame([("row",)], "body string"), once)
     on_kafka.lose()
     checks = Checks(tables, APP, lambda: on_kafka.bench.engine)
-    checks.taken = on_kafka.ready()
+    checks.take_overs = on_kafka.ready()
     table = tables.resolve(spark, place)
     mine = txn_app_id(APP, on_kafka.bench.engine.identity(APP), table.location)
     with pytest.raises(

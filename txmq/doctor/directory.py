@@ -127,17 +127,17 @@ def _room(place: Path) -> Iterator[Finding]:
     found = os.statvfs(place)
     free = found.f_bavail * found.f_frsize
     least = AlarmLimits().disk_free_bytes
-    said = f"{free // MiB} MiB free at {place}"
+    text = f"{free // MiB} MiB free at {place}"
     if free < least:
-        yield problem("room", said, f"free some space: below {least // MiB} MiB publishers have to wait")
+        yield problem("room", text, f"free some space: below {least // MiB} MiB publishers have to wait")
     elif found.f_files and not found.f_favail:
         yield problem("room", f"no file can be made at {place} (no inodes)", "delete some files")
     elif free < LITTLE_ROOM:
         yield hint(
-            "room", said, "the last finished batch of a queue stays until the next one: leave some room"
+            "room", text, "the last finished batch of a queue stays until the next one: leave some room"
         )
     else:
-        yield ok("room", said)
+        yield ok("room", text)
 
 
 def _file_system(place: Path) -> Iterator[Finding]:
@@ -151,9 +151,9 @@ def _file_system(place: Path) -> Iterator[Finding]:
         yield problem("files", f"nothing can be written at {place}: {error.strerror}", ANOTHER)
         return
     if failed:
-        said = "; ".join(f"{name}: {why}" for name, why in failed.items())
+        text = "; ".join(f"{name}: {why}" for name, why in failed.items())
         yield problem(
-            "files", f"{kind or 'the file system'} at {place} cannot hold a broker: {said}", ANOTHER
+            "files", f"{kind or 'the file system'} at {place} cannot hold a broker: {text}", ANOTHER
         )
     elif kind in NETWORK:
         yield problem(
@@ -252,15 +252,15 @@ def _map_parts(scratch: Path) -> None:
 
 
 def _sync_s(scratch: Path) -> float:
-    taken = []
+    times = []
     with (scratch / "timed").open("wb") as file:
         for _ in range(5):
             file.write(b"x" * 4096)
             file.flush()
-            begun = time.perf_counter()
+            start = time.perf_counter()
             os.fdatasync(file.fileno())
-            taken.append(time.perf_counter() - begun)
-    return median(taken)
+            times.append(time.perf_counter() - start)
+    return median(times)
 
 
 def _user(uid: int) -> str:

@@ -35,12 +35,12 @@ def java() -> Iterator[Finding]:
         done = subprocess.run(
             [path, "-version"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
         )
-        said = done.stderr + done.stdout
+        text = done.stderr + done.stdout
     except (OSError, subprocess.SubprocessError) as error:
-        said = str(error)
-    version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', said)
+        text = str(error)
+    version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', text)
     if version is None:
-        yield problem("java", f"{path} does not print its version: {' '.join(said.split())[:200]}", INSTALL)
+        yield problem("java", f"{path} does not print its version: {' '.join(text.split())[:200]}", INSTALL)
     elif int(version[1]) < OLDEST:
         yield problem("java", f"{path} is JDK {version[1]}", INSTALL)
     else:

@@ -50,7 +50,7 @@ class Journal:
         self._position = 0
         self._read_at_s = 0.0  # when the position was an end
         self._id: uuid.UUID | None = None
-        self._noted: set[str] = set()  # facts that this process has written
+        self._facts: set[str] = set()  # facts that this process has written
         self._lock = threading.RLock()
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -169,19 +169,19 @@ class Journal:
             new = {
                 key: dumps(value)
                 for key, value in facts.items()
-                if key not in self._noted and self.facts.get(key) != value
+                if key not in self._facts and self.facts.get(key) != value
             }
             if new:
                 entries = [Entry(key, value) for key, value in new.items()]
                 failpoint.here("kafka.journal.note")
                 self._client.produce({self.log: batch(entries, now_ms())}, repeat=True)
                 failpoint.here("kafka.journal.noted")
-                self._noted |= new.keys()
+                self._facts |= new.keys()
 
     def forget(self, keys: Sequence[str]) -> None:
         """Removes facts that nothing needs any more."""
         with self._lock:
-            self._noted -= set(keys)
+            self._facts -= set(keys)
             if keys:
                 entries = [Entry(key, None) for key in keys]
                 self._client.produce({self.log: batch(entries, now_ms())}, repeat=True)

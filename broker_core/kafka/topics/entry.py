@@ -78,8 +78,8 @@ def logs_header(logs: Iterable[TopicPartition]) -> tuple[tuple[str, bytes], ...]
 
 def logs_of(row: Row) -> list[TopicPartition]:
     """The logs that :func:`logs_header` has named; none where it has named none."""
-    told = [loads(value) for name, value in row.headers if name == LOGS and value is not None]
-    return [TopicPartition(topic, part) for found in told for topic, parts in found.items() for part in parts]
+    logs = [loads(value) for name, value in row.headers if name == LOGS and value is not None]
+    return [TopicPartition(topic, part) for found in logs for topic, parts in found.items() for part in parts]
 
 
 def parse(key: bytes | str, value: bytes | str) -> Record:

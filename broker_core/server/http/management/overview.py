@@ -61,7 +61,7 @@ def _overview(call: HttpCall) -> dict[str, object]:
         for channel, holder in backend.broker.open_channels.all()
         if not channel.closed and (all_ or holder.user == call.user)
     ]
-    told: dict[str, object] = {
+    overview: dict[str, object] = {
         "management_version": API_VERSION,
         "rates_mode": "basic",
         "exchange_types": exchange_types(),
@@ -85,8 +85,8 @@ def _overview(call: HttpCall) -> dict[str, object]:
         "node": NODE,
     }
     if all_:
-        told |= {"listeners": _listeners(backend), "contexts": []}
-    return told
+        overview |= {"listeners": _listeners(backend), "contexts": []}
+    return overview
 
 
 def _node(backend: Backend) -> dict[str, Any]:
