@@ -40,10 +40,6 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.broker.queue.log.Log": (275, "runs and their rows, found by offset and freed by offset"),
     "broker_core.broker.queue.queue.Queue": (263, "the parts of a queue, and what each call does with them"),
     "broker_core.routing.exchanges.Exchanges": (299, STATE),
-    "broker_core.broker.topology.topology.Topology": (
-        261,
-        "the names of one virtual host: declared, bound, deleted",
-    ),
     "broker_core.client.broker.BrokerClient": (276, ENTRY),
     "broker_core.client.channel.RemoteChannel": (272, ENTRY),
     "broker_core.kafka.sink.sink.KafkaSink": (280, ENTRY),

@@ -365,8 +365,9 @@ class Upkeep:
 
     def end_queues(self) -> None:
         """Forgets the messages of deleted virtual hosts."""
-        while self._state.virtual_hosts.registry.ending:
-            self._committer.run(lambda state, change, _now: state.topology.end_some(change, LOOKED_AT))
+        registry = self._state.virtual_hosts.registry
+        while registry.ending:
+            self._committer.run(lambda _state, change, _now: registry.end_some(change, LOOKED_AT))
 
     def _close_idle(self) -> None:
         rows, ticks = self._seen

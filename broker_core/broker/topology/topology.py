@@ -164,12 +164,6 @@ class Topology(WaitingExchanges):
     def alternate_of(self, exchange: Exchange[Queue]) -> object:
         return self.policies.alternate_of(exchange)
 
-    def touch(self, queue: Queue, now: int) -> None:
-        """Records that the queue is used (declared, consumed or got from) at ``now``, in microseconds since
-        the epoch. Its x-expires starts again.
-        """
-        queue.marks.used_at_us = now
-
     def delete_queue(
         self,
         change: Change,
@@ -286,18 +280,6 @@ class Topology(WaitingExchanges):
         self.exchanges = {"": DefaultExchange(self.queues)}
         self.memory.add(-self.memory.total)
         self.abandoned, self.deleted = [], True
-
-    def end_some(self, change: Change, count: int) -> bool:
-        """Forgets the messages of so many queues of deleted virtual hosts. Returns whether others are left;
-        after a crash, nothing names what they had.
-        """
-        ending = self._registry.ending
-        some = ending[-count:]
-        self._undo.append((ending.extend, some))
-        del ending[-count:]
-        for queue in some:
-            self._forget_messages(change, queue)
-        return bool(ending)
 
 
 def _restore_queues(by_id: dict[QueueId, Queue], queues: Iterable[Queue]) -> None:

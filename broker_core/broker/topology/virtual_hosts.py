@@ -83,7 +83,7 @@ class VirtualHosts:
         self._put(change, VhostRecord(name, *(limits.get(each, getattr(before, each)) for each in LIMITS)))
 
     def delete(self, change: Change, name: str) -> None:
-        """Deletes a virtual host with its queues and exchanges. ``Topology.end_some`` does the rest, in
+        """Deletes a virtual host with its queues and exchanges. ``Registry.end_some`` does the rest, in
         pieces. Raises OptionError.
         """
         self.require_deletable(name)

@@ -12,9 +12,9 @@ from broker_core.broker.queue import Queue
 from broker_core.broker.queue.due_index import DueIndex
 from broker_core.broker.topology.registry import Registry
 from broker_core.core.block import Blocks
-from broker_core.core.change import ANY, DELETED, Change, Numbers
+from broker_core.core.change import DELETED, Change, Numbers
 from broker_core.core.ids import CommitSequence, QueueId
-from broker_core.core.records import HoleRecord, ProgressRecord, QueueRecord
+from broker_core.core.records import QueueRecord
 from broker_core.core.undo import Tally
 from broker_core.routing.exchange import Exchange
 from broker_core.routing.exchange_types import DeduplicationExchange, DelayedExchange, WaitingExchange
@@ -112,20 +112,6 @@ class WaitingExchanges(Exchanges[Queue]):
         if queue.messages:
             change.effects.note(DELETED, queue, queue.progress.floor, queue.log.next_offset, queue.messages)
         self._remove_exchanges(change, super()._unbind_everywhere(change, queue))
-        self._forget_messages(change, queue)
+        self._registry.forget_messages(change, queue)
         if queue.written:
             change.drop(QueueRecord, (queue.queue_id,))
-
-    def _forget_messages(self, change: Change, queue: Queue) -> None:
-        """Drops what a deleted queue had, and adds its consumers to ``cancelled``."""
-        self._undo.growth(self._registry.cancelled)
-        self._registry.cancelled += queue.consumers.clear(self._undo)
-        holes = queue.progress.holes.total
-        queue.forget_runs()
-        queue.record(change)
-        if queue.written:
-            if holes:
-                change.drop(HoleRecord, (queue.queue_id, ANY))
-            change.drop(ProgressRecord, (queue.queue_id,))
-            if queue.log.ids is not None:
-                queue.log.ids.forget_all(change)

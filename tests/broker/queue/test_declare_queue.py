@@ -482,7 +482,7 @@ START = 1_700_000_000_000_000
 
 def leased() -> Topology:
     found = topology("other")
-    found.touch(found.declare_queue(Change(), "q", arguments={"x-expires": 100}), START)
+    found.declare_queue(Change(), "q", arguments={"x-expires": 100}).marks.used_at_us = START
     return found
 
 
@@ -491,7 +491,7 @@ def test_a_queue_expires_when_it_was_not_used_for_its_time_and_each_use_starts_i
     queue = found.queue("q")
     assert found.leases.unused(START + 99 * MS) == []
     assert found.leases.unused(START + 100 * MS) == [queue]
-    found.touch(queue, START + 60 * MS)
+    queue.marks.used_at_us = START + 60 * MS
     assert found.leases.unused(START + 159 * MS) == []
     assert found.leases.unused(START + 160 * MS) == [queue]
     found.delete_unused(Change(), found.leases.unused(START + 160 * MS))

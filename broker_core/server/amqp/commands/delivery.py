@@ -57,7 +57,7 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
         queue = topology.usable(name, session.connection)
         arguments, kind = dict(method.arguments), queue.arguments.queue_type
         check_consumer_arguments(name, topology.vhost, arguments, kind, strict=topology.strict)
-        topology.touch(queue, session.clock())
+        queue.marks.used_at_us = session.clock()
         if not method.no_ack:
             watch(session, limit_of(queue, arguments))
         send = sender(session, tag, name)
@@ -96,7 +96,7 @@ def cancel(session: Session, method: m.BasicCancel, command: Command) -> None:
     with session.look:
         consumer = session.channel.cancel(tag)
         if consumer is not None:
-            session.state.topology.touch(consumer.queue, session.clock())
+            consumer.queue.marks.used_at_us = session.clock()
             if consumer.queue.replies:
                 session.replies = ""
     if consumer is not None and consumer.queue.auto_delete:
@@ -121,7 +121,7 @@ def get(session: Session, method: m.BasicGet, command: Command) -> None:
 
     def take(state: BrokerState, now: int) -> GetAnswer:
         queue = state.topology.usable(name, session.connection)
-        state.topology.touch(queue, now)
+        queue.marks.used_at_us = now
         if state.expiry.head_expired(queue, now):
             return GetAnswer(None, 0, queue)
         if not method.no_ack:

@@ -48,7 +48,7 @@ def declare(session: Session, method: m.QueueDeclare, command: Command) -> None:
                 arguments=dict(method.arguments),
                 connection=session.connection,
             )
-        state.topology.touch(state.topology.queues[name], now)
+        state.topology.queues[name].marks.used_at_us = now
         return state.topology.queue_counts(name)
 
     def declared(counts: tuple[int, int]) -> m.Method | None:
