@@ -236,7 +236,7 @@ def _load_queues(
         for log, (start, end) in claim.ranges.items():
             queue = state.virtual_hosts.get(claim.vhost).queues.get(log)
             if queue is not None and queue.owner == claim.app_id:
-                queue.restore_claim(start, end)
+                queue.progress.restore_claim(start, end)
                 claimed.append((queue, end))
     for queue, end in claimed:  # settling drops what no claim names
         queue.reserve(end)

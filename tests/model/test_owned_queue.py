@@ -18,6 +18,7 @@ from broker_core.broker.message import messages
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.due_index import DueIndex
 from broker_core.broker.queue.log import Run
+from broker_core.broker.queue.progress import Progress
 from broker_core.broker.queue.queue import Marks
 from broker_core.core.errors import DataLoss
 from broker_core.core.records import NEVER
@@ -72,7 +73,7 @@ def claims_freeze_nothing(patch: Patch) -> None:
 
 
 def claims_are_not_frozen_after_a_restart(patch: Patch) -> None:
-    patch.setattr(Queue, "restore_claim", lambda *_: None)
+    patch.setattr(Progress, "restore_claim", lambda *_: None)
 
 
 def acks_settle_from_the_floor(patch: Patch) -> None:

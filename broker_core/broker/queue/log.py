@@ -361,11 +361,7 @@ class Log:
 
     def transient_runs(self, start: int, end: int) -> list[Run]:
         """Returns memory-only runs that overlap [start, end)."""
-        return [
-            run
-            for run in self._runs[self._front :]
-            if run.block.block_id < 0 and run.first < end and run.end > start
-        ]
+        return [run for run in self.runs if run.block.block_id < 0 and run.first < end and run.end > start]
 
     def runs_in(self, block_ids: Container[BlockId]) -> list[Run]:
         return [run for run in self._runs[self._front :] if run.block.block_id in block_ids]

@@ -350,7 +350,7 @@ class Progress:
     # -- ownership (protocol S6) -----------------------------------------------------------------------------
     def own(self, app_id: str, start: int) -> None:
         """Makes the app the owner. From now on claimed entries are needed until they are acked. The app skips
-        entries below ``start``; they do not change.
+        entries below ``start``; they do not change. Not checked here: who may own a queue.
         """
         if self._saved != self._undo.work:
             self._save()
@@ -397,7 +397,7 @@ class Progress:
             self.restore_claim(start, end)
 
     def restore_claim(self, start: int, end: int) -> None:
-        """While loading, after the progress: restores a claim that the catalog names."""
+        """While loading, after the progress and before any ``reserve``: a claim that the catalog names."""
         self.claimed.add(max(start, self.acked), end)
 
     def release(self) -> None:

@@ -217,15 +217,6 @@ class Queue:
         self.log.forget_all()
 
     # -- ownership (protocol S6) -----------------------------------------------------------------------------
-    def own(self, app_id: str, start: int = 0) -> None:
-        """Makes the app the owner. From now on claimed entries are needed until they are acked. The app skips
-        entries below ``start``; they do not change.
-
-        Not checked here: who may own a queue.
-        """
-        if self.progress.owner != app_id:
-            self.progress.own(app_id, start)
-
     def claim(self, start: int, end: int) -> None:
         """Marks [start, end) as claimed by the owner, and as delivered."""
         if self.room.sizes is not None:
@@ -287,10 +278,6 @@ class Queue:
         self.ready.deliveries.restore(
             record for record in records if not self.progress.is_settled(record.offset)
         )
-
-    def restore_claim(self, start: int, end: int) -> None:
-        """After the progress and before any ``reserve``: restores a claim that the catalog names."""
-        self.progress.restore_claim(start, end)
 
     def reserve(self, offset: int) -> None:
         """Marks offsets below ``offset`` as used, even if their entries are lost (transient messages that a

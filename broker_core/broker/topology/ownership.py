@@ -57,7 +57,7 @@ def own(change: Change, queue: Queue, app_id: str, start: int = 0) -> None:
     """
     if queue.owner != app_id:
         require_ownable(queue, app_id)
-        queue.own(app_id, start)
+        queue.progress.own(app_id, start)
         queue.record(change)
 
 

@@ -222,7 +222,7 @@ def filled(count: int) -> Queue:
 
 def test_an_owned_queue_keeps_what_is_settled_until_its_source_acks() -> None:
     queue = filled(10)
-    queue.own("app")
+    queue.progress.own("app", 0)
     queue.claim(0, 10)
     queue.settle(0, 10)
     change = Change()
@@ -239,7 +239,7 @@ def test_an_owned_queue_keeps_what_is_settled_until_its_source_acks() -> None:
 
 def test_a_release_makes_claimed_and_unsettled_entries_ready_again_as_redelivered() -> None:
     queue = filled(10)
-    queue.own("app")
+    queue.progress.own("app", 0)
     queue.claim(0, 6)
     queue.settle(0, 4)
     queue.release()
@@ -265,7 +265,7 @@ def test_the_oldest_messages_are_found_in_few_steps_whatever_is_held_or_settled(
 def test_what_waits_is_counted_without_a_look_at_each_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second one is settled. ``too_few`` of a claim and the list of the apps ask for this."""
     queue = filled(2_000)
-    queue.own("app")
+    queue.progress.own("app", 0)
     queue.claim(0, 1_500)
     for offset in range(1, 2_000, 2):
         queue.settle(offset, offset + 1)
