@@ -171,10 +171,31 @@ def claimed_and_released(bench: Bench) -> None:
 
 
 def finished_and_released(bench: Bench) -> list[bytes]:
+    """More comes while the query runs. With AvailableNow it claims nothing of that."""
     found = follow(bench, "q", 0, ALL, "fail")
-    bench.engine.release(APP, "in")
     bench.produce(b"c")
+    assert bench.claim({"in": 2}, limit=Limit(end={"in": 2})) == {"in": 2}
+    bench.engine.release(APP, "in")
     return found + another_app(bench, {"in": START})[-1:]  # of Kafka each app reads all
+
+
+def read_for_another_system(bench: Bench) -> None:
+    """The query was killed behind its first batch, and was started again."""
+    bench.produce(b"a", b"b")
+    end = bench.claim()
+    bench.read("q", 0, bench.ranges(ALL, end))
+    bench.crash()
+    assert bench.claim(end, ran=False) == end
+    bench.engine.release(APP, "in")
+
+
+def released_behind_its_next_batch(bench: Bench) -> list[bytes]:
+    bench.produce(b"c")
+    end = bench.claim({"in": 2}, ran=False)
+    found = bench.read("q", 1, bench.ranges({"in": 2}, end))
+    assert bench.claim(end) == end
+    bench.engine.release(APP, "in")
+    return found
 
 
 def forced(bench: Bench) -> list[bytes]:
@@ -264,7 +285,8 @@ ADVICE = [
     Advice("a committed batch that is not decided", undecided_and_committed, "a new checkpoint and onNewCheckpoint=resume", resumed, [b"b"]),
     Advice("a batch that was read before a release", a_released_batch, "onNewCheckpoint=resume", resumed, [b"a", b"b"]),
     Advice("a checkpoint after a release", read_after_a_release, "onNewCheckpoint=resume", resumed, [b"b", b"c"]),
-    Advice("a release of what is claimed, finished", claimed_and_released, "start its query again, which finishes them, stop it, and release then", finished_and_released, [b"a", b"b", b"c"]),
+    Advice("a release of what is claimed, finished", claimed_and_released, "start its query once more with trigger(availableNow=True), which ends when they are finished, and release then", finished_and_released, [b"a", b"b", b"c"]),
+    Advice("a release of what another system has", read_for_another_system, "may leave its last batch so until its next one", released_behind_its_next_batch, [b"c"]),
     Advice("a release of what is claimed, forced", claimed_and_released, "With --force", forced, [b"a", b"b"]),
     Advice("a queue of another app", of_another_app, "`txmq app release alerts in`", released_for_another, [b"b"], "embedded"),
     Advice("a claim of a topic that was made again", planned_of_a_topic_made_again, "`txmq app release APP QUEUE --force`", forced, [b"x", b"y"], "kafka"),

@@ -141,10 +141,11 @@ def require_idle(
     if left and not force:
         raise PreconditionFailed(
             f"queue {queue!r} is not released from app {app_id!r}: {' and '.join(left)}",
-            "start its query again, which finishes them, stop it, and release then; or `txmq app skip` what "
-            "a table refuses. With --force the claimed messages are for whoever reads next, what is decided "
-            "waits for the app, and its checkpoint does not fit any more: the app then continues with a new "
-            "checkpoint and onNewCheckpoint=resume",
+            "start its query once more with trigger(availableNow=True), which ends when they are finished, "
+            "and release then (a stream into another system may leave its last batch so until its next one); "
+            "or `txmq app skip` what a table refuses. With --force the claimed messages are for whoever "
+            "reads next, what is decided waits for the app, and its checkpoint does not fit any more: the "
+            "app then continues with a new checkpoint and onNewCheckpoint=resume",
         )
     return bool(left)
 
