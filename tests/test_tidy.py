@@ -41,7 +41,6 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.routing.exchanges.Exchanges": (299, STATE),
     "broker_core.client.broker.BrokerClient": (276, ENTRY),
     "broker_core.client.channel.RemoteChannel": (272, ENTRY),
-    "broker_core.kafka.sink.sink.KafkaSink": (280, ENTRY),
     "broker_core.micro_batch.claims.claim.Claims": (375, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (406, LEDGER),
     "broker_core.broker.batch.micro_batch.MicroBatches": (

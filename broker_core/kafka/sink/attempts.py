@@ -6,7 +6,7 @@ Not here: deleting it, which the next decision does (``staged_branches.py``).
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from broker_core.engine import StagedBatch
@@ -28,8 +28,8 @@ class _Attempt:
     client: str = ""  # of the newest part
 
 
-def staged_batches(client: Client, topic: str, decided: Collection[str]) -> list[StagedBatch]:
-    """Returns the attempts in one stage topic whose token is not in ``decided``. Reads all of the topic.
+def staged_batches(client: Client, topic: str, decided: Callable[[str], object]) -> list[StagedBatch]:
+    """Returns the attempts in one stage topic whose token is not ``decided``. Reads all of the topic.
 
     A part that was sent again counts twice.
     """
@@ -41,7 +41,7 @@ def staged_batches(client: Client, topic: str, decided: Collection[str]) -> list
         for row in entry.replay(client, log, begins[log], ends[log], isolation=Isolation.READ_UNCOMMITTED):
             headers = {name: (value or b"").decode() for name, value in row.headers}
             token = headers.get(TOKEN, "")
-            if token in decided or not token:
+            if not token:
                 continue
             attempt = found.setdefault(token, _Attempt(headers[APP], headers[QUERY], int(headers[BATCH])))
             attempt.branches.add(row.key or b"")
@@ -63,4 +63,5 @@ def staged_batches(client: Client, topic: str, decided: Collection[str]) -> list
             client=each.client,
         )
         for token, each in found.items()
+        if not decided(token)
     ]

@@ -13,6 +13,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 
 import pyarrow as pa
 
@@ -37,7 +39,7 @@ from broker_core.kafka.sink import attempts, batch_writes, staged_branches
 from broker_core.kafka.sink.decide import Decider, OnUnroutable
 from broker_core.kafka.sink.decisions import Decisions
 from broker_core.kafka.sink.resume import resume
-from broker_core.kafka.sink.staged_branches import EVERY_BYTES, BranchPlace, Cleaner
+from broker_core.kafka.sink.staged_branches import EVERY_BYTES, Cleaner
 from broker_core.kafka.sink.staging import KafkaStaging
 from broker_core.kafka.topics import topics
 from broker_core.kafka.topics.entry import now_ms
@@ -79,6 +81,15 @@ class _App:
         )
         if fresh:
             self.progress.note(sequence, fresh, name, text)
+            self.decisions.learn(self.progress)
+
+    def skip(self, sequence: int, branches: Sequence[str], to: str) -> None:
+        ledger = self.refreshed()
+        fresh, _ = self.decisions.trial(
+            lambda changes: skip(ledger, changes, self.app_id, sequence, set(branches), to)
+        )
+        if fresh:
+            self.progress.skip(sequence, fresh, to)
             self.decisions.learn(self.progress)
 
     def release(self, queue: str, logs: Sequence[TopicPartition], *, force: bool, by: str) -> None:
@@ -227,21 +238,7 @@ class KafkaSink:
         return [public(each) for each in self._records(app_id, lambda ledger: ledger.unapplied(app_id))]
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        try:
-            for place in map(BranchPlace.parse, branches):
-                expected = sum(last - first + 1 for first, last in place.spans)
-                for piece in staged_branches.read(self._client, [place]):
-                    yield from staged_branches.rows_of(
-                        record for record in piece if record.branch == place.branch
-                    )
-                    expected -= sum(record.branch == place.branch for record in piece)
-                if expected:
-                    raise errors.DataLoss(f"{expected} staged records of branch {place.branch} are missing")
-        except (errors.DataLoss, errors.QueueNotFound) as error:
-            raise errors.MissingBranch(
-                f"rows of a decided batch are not in the stage topic any more ({error.summary}): they are "
-                "applied and freed, or were deleted"
-            ) from None
+        return staged_branches.decided_rows(self._client, branches)
 
     def mark_applied(self, app_id: str, sequence: int, versions: Mapping[str, int] | None = None) -> None:
         app = self._app(app_id)
@@ -253,15 +250,8 @@ class KafkaSink:
                 app.cleaner.applied(waiting[sequence], app.ledger.unapplied(app_id))
 
     def skip(self, app_id: str, sequence: int, branches: Sequence[str], to: str) -> None:
-        app = self._app(app_id)
-        with app.lock:
-            ledger = app.refreshed()
-            fresh, _ = app.decisions.trial(
-                lambda changes: skip(ledger, changes, app_id, sequence, set(branches), to)
-            )
-            if fresh:
-                app.progress.skip(sequence, fresh, to)
-                app.decisions.learn(app.progress)
+        with (app := self._app(app_id)).lock:
+            app.skip(sequence, branches, to)
 
     def note(self, app_id: str, sequence: int, branches: Sequence[str], name: str, text: str) -> None:
         with (app := self._app(app_id)).lock:
@@ -343,25 +333,14 @@ class KafkaSink:
         return [info for app_id in self.app_ids() if (info := _whole(self.app, app_id)) is not None]
 
     def staged_batches(self) -> list[StagedBatch]:
-        found: list[StagedBatch] = []
-        topics = self._client.topics()
+        decided: dict[str, Callable[[str], object]] = {}  # what is staged in a topic, by its token
         for app_id in self.app_ids():
-            app = self._app(app_id)
-            with app.lock:
-                ledger = app.refreshed()
-            if names.stage_topic(app_id) in topics:
-                found += [
-                    each
-                    for each in attempts.staged_batches(self._client, names.stage_topic(app_id), ())
-                    if ledger.by_token(each.token) is None
-                ]
-        if names.STAGE in topics:
-            found += [
-                each
-                for each in attempts.staged_batches(self._client, names.STAGE, ())
-                if not batch_writes.is_committed(self._client, each.token)
-            ]
-        return sorted(found, key=lambda attempt: -attempt.idle_s)
+            with (app := self._app(app_id)).lock:
+                decided[names.stage_topic(app_id)] = app.refreshed().by_token
+        decided[names.STAGE] = partial(batch_writes.is_committed, self._client)
+        there = self._client.topics()
+        found = [attempts.staged_batches(self._client, *each) for each in decided.items() if each[0] in there]
+        return sorted(chain.from_iterable(found), key=lambda attempt: -attempt.idle_s)
 
     def release(self, app_id: str, queue: str, *, force: bool, by: str) -> None:
         app = self._found(app_id)

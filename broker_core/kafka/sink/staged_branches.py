@@ -334,6 +334,23 @@ def rows_of(records: Iterable[StagedRecord]) -> Iterator[pa.RecordBatch]:
         yield from rows
 
 
+def decided_rows(client: Client, branches: Iterable[str]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of branches of decided batches. Raises MissingBranch."""
+    try:
+        for place in map(BranchPlace.parse, branches):
+            expected = sum(last - first + 1 for first, last in place.spans)
+            for piece in read(client, [place]):
+                yield from rows_of(record for record in piece if record.branch == place.branch)
+                expected -= sum(record.branch == place.branch for record in piece)
+            if expected:
+                raise errors.DataLoss(f"{expected} staged records of branch {place.branch} are missing")
+    except (errors.DataLoss, errors.QueueNotFound) as error:
+        raise MissingBranch(
+            f"rows of a decided batch are not in the stage topic any more ({error.summary}): they are "
+            "applied and freed, or were deleted"
+        ) from None
+
+
 # -- deleting ------------------------------------------------------------------------------------------------
 
 
