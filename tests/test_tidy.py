@@ -27,35 +27,35 @@ LEDGER = "the rules C1 and C4 over the same entries"
 
 LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.methods": (506, TABLE),
-    "broker_core.node.engine": (568, ENTRY),
-    "broker_core.store.salvage.salvage": (510, "one pass over a damaged directory"),
+    "broker_core.node.engine": (547, ENTRY),
+    "broker_core.store.salvage.salvage": (508, "one pass over a damaged directory"),
 }
 LONG_CLASSES: dict[str, tuple[int, str]] = {
-    "broker_core.amqp.v0_9_1.connection.AmqpConnection": (298, ENTRY),
+    "broker_core.amqp.v0_9_1.connection.AmqpConnection": (296, ENTRY),
     "broker_core.amqp.v0_9_1.decoder.Decoder": (
-        396,
+        393,
         "a state machine whose states share the position in the bytes",
     ),
-    "broker_core.broker.channel.Channel": (327, ENTRY),
-    "broker_core.broker.queue.log.Log": (271, "runs and their rows, found by offset and freed by offset"),
+    "broker_core.broker.channel.Channel": (324, ENTRY),
+    "broker_core.broker.queue.log.Log": (270, "runs and their rows, found by offset and freed by offset"),
     "broker_core.routing.exchanges.Exchanges": (299, STATE),
     "broker_core.client.broker.BrokerClient": (276, ENTRY),
-    "broker_core.client.channel.RemoteChannel": (272, ENTRY),
-    "broker_core.micro_batch.claims.claim.Claims": (375, "the rules S2 to S6 over the same records"),
-    "broker_core.micro_batch.ledger.Ledger": (406, LEDGER),
+    "broker_core.client.channel.RemoteChannel": (264, ENTRY),
+    "broker_core.micro_batch.claims.claim.Claims": (373, "the rules S2 to S6 over the same records"),
+    "broker_core.micro_batch.ledger.Ledger": (404, LEDGER),
     "broker_core.broker.batch.micro_batch.MicroBatches": (
-        392,
+        390,
         "open, stage, decide and apply over the same records",
     ),
-    "broker_core.node.channel.LocalChannel": (447, ENTRY),
-    "broker_core.node.engine.EmbeddedEngine": (481, ENTRY),
-    "broker_core.server.amqp.connection.Connection": (277, ENTRY),
+    "broker_core.node.channel.LocalChannel": (446, ENTRY),
+    "broker_core.node.engine.EmbeddedEngine": (463, ENTRY),
+    "broker_core.server.amqp.connection.Connection": (270, ENTRY),
     "broker_core.store.durable.DurableStore": (
-        384,
+        379,
         "the commit and its parts are one order of steps",
     ),
-    "broker_core.store.salvage.salvage._Salvage": (325, "one pass over a damaged directory"),
-    "broker_core.store.segment.Segments": (288, "files, their open ends and their blocks are one state"),
+    "broker_core.store.salvage.salvage._Salvage": (323, "one pass over a damaged directory"),
+    "broker_core.store.segment.Segments": (279, "files, their open ends and their blocks are one state"),
 }
 LONG_FUNCTIONS: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.decoder.Decoder._fast": (
