@@ -82,19 +82,19 @@ class Broker:
         self._listeners = listeners = options.listeners
         with contextlib.ExitStack() as undo:  # closes in reverse order, now or in ``close``
             # 1. the state; once it is closed, committed data is on the disk and the lock is released
-            self._local, id_ = _opened_state(store, directory, options)
-            undo.callback(self._local.close)
-            self.quotas = Quotas(options.quotas, self._local.state.names.shares)
-            self._local.limit_history(options.history)
+            self.local, id_ = _opened_state(store, directory, options)  # public for tests
+            undo.callback(self.local.close)
+            self.quotas = Quotas(options.quotas, self.local.state.names.shares)
+            self.local.limit_history(options.history)
             adopt = store.adopt if isinstance(store, DurableStore) else None
-            self.engines = VhostEngines(self._local, adopt, identity=id_, staged=self.quotas.staged)
+            self.engines = VhostEngines(self.local, adopt, identity=id_, staged=self.quotas.staged)
             # 2. who is let in, and how far
             audit = Audit(directory)
             undo.callback(audit.close)
             hello = contract.Hello(contract.VERSION, id_, directory, os.getpid())
             token = secrets.token_urlsafe(32) if directory else ""
             self._logins = Logins(
-                self._local.state.users,
+                self.local.state.users,
                 audit,
                 file_users=options.users,
                 token=token,
@@ -102,12 +102,12 @@ class Broker:
             )
             undo.callback(self._logins.close)
             record = audit.recorder("process")
-            self.accounts = Accounts(self._local, record)
+            self.accounts = Accounts(self.local, record)
             files = TlsFiles(listeners.tls) if listeners.tls is not None else None
-            self.vhosts = Vhosts(self._local, self.engines, self.accounts.changed, record)
-            self.quotas.alarm = Alarm(self._local, directory, options.amqp_options.alarms)
+            self.vhosts = Vhosts(self.local, self.engines, self.accounts.changed, record)
+            self.quotas.alarm = Alarm(self.local, directory, options.amqp_options.alarms)
             # 3. Flight
-            parts = self.engines, self._local, hello, self._logins, self.accounts, self.vhosts, self.quotas
+            parts = self.engines, self.local, hello, self._logins, self.accounts, self.vhosts, self.quotas
             entrance = _connection_limit(self._logins, options, self.quotas.shares)
             self._server = FlightServer(*parts, entrance, lambda: [self.url, *self.amqp_urls])
             undo.callback(self._server.stop)
@@ -130,7 +130,7 @@ class Broker:
     ) -> None:
         """Steps 4 to 6: the listeners beside Flight."""
         # 4. AMQP
-        parts = self._local, self._logins, self._directory, files, self.quotas
+        parts = self.local, self._logins, self._directory, files, self.quotas
         self._amqp = _amqp_server(options, *parts)
         if self._amqp is not None:
             self._amqp.start()
@@ -145,7 +145,7 @@ class Broker:
         listeners = options.listeners
         self._http = opening.started(
             *(listeners.http, listeners.open_metrics, files),
-            *(self._local, self.engines, self.accounts, self.vhosts, self._logins, self.quotas),
+            *(self.local, self.engines, self.accounts, self.vhosts, self._logins, self.quotas),
             self._directory,
             cluster=options.amqp_options.cluster_name,
             connections=self._amqp.connection_infos if self._amqp is not None else tuple,
@@ -260,7 +260,7 @@ class Broker:
     @property
     def failure(self) -> StoreFailed | None:
         """Returns why nothing can be committed until the broker is opened again."""
-        return self._local.committer.failure
+        return self.local.committer.failure
 
     def renew_certificates(self) -> None:
         """Read the files of TLS again, if they have changed; done too within a second after they have."""
@@ -269,31 +269,31 @@ class Broker:
 
     def channel(self, *, vhost: str = VHOST) -> LocalChannel:
         """Opens a channel, as of AMQP, in this process. Raises NotAllowed: there is no such virtual host."""
-        return self._local.channel(vhost=vhost)
+        return self.local.channel(vhost=vhost)
 
     def queues(self, vhost: str = VHOST) -> list[QueueInfo]:
         """Returns every queue of the virtual host, by name."""
-        return self._local.queues(vhost)
+        return self.local.queues(vhost)
 
     def prepared(self) -> list[PreparedInfo]:
         """Returns the prepared transactions of all virtual hosts that are not decided."""
-        return self._local.prepared()
+        return self.local.prepared()
 
     def commit(self, xid: str, *, of: str | None = None) -> int:
         """Commits a prepared transaction; returns how many of its messages and acks had a deleted queue.
         ``of``: the user who named it, if several have. Raises UnknownTransaction, TransactionState.
         """
-        return self._local.commit(xid, of=of)
+        return self.local.commit(xid, of=of)
 
     def rollback(self, xid: str, *, of: str | None = None) -> None:
         """Rolls back a prepared transaction. Raises UnknownTransaction, TransactionState."""
-        self._local.rollback(xid, of=of)
+        self.local.rollback(xid, of=of)
 
     def committed(self, token: str, since: float | None = None, *, of: str = "") -> bool:
         """Returns whether a commit with this token took place (decision 21). Raises UnknownOutcome: see
         ``outcome``.
         """
-        return self._local.committed(token, since, of=of)
+        return self.local.committed(token, since, of=of)
 
     def outcome(self, xid: str, since: float | None = None, *, of: str = "") -> str:
         """Returns how the transaction of this xid or token ended: prepared, committed or rolled_back.
@@ -303,7 +303,7 @@ class Broker:
         forgotten. ``since``: the earliest time at which it began (seconds since the epoch); then
         UnknownOutcome is raised only if a later outcome is forgotten.
         """
-        return self._local.outcome(xid, since, of=of)
+        return self.local.outcome(xid, since, of=of)
 
     def close(self) -> None:
         """Ends calls in progress, rolls back channels and closes the store. It may be repeated."""

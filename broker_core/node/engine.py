@@ -96,7 +96,7 @@ class EmbeddedEngine:
         staged: StagedLimits | None = None,
         vhost: str = VHOST,
     ) -> None:
-        self._local = local
+        self.local = local
         self._state = state = local.state.of(vhost)
         self._adopt = adopt
         name = identity or uuid.uuid4().hex  # a broker without a directory is a new one each time
@@ -133,9 +133,9 @@ class EmbeddedEngine:
             return work(seen, change, now_us)
 
         try:
-            return self._local.committer.run(there)
+            return self.local.committer.run(there)
         except QueueHeld as refused:
-            raise explain(refused, self._local.open_channels, seen.prepared.by_key) from None
+            raise explain(refused, self.local.open_channels, seen.prepared.by_key) from None
 
     def _look(self, question: Callable[P, T], *args: P.args, **keywords: P.kwargs) -> T:
         """Runs what only asks."""
@@ -184,7 +184,7 @@ class EmbeddedEngine:
 
     def wait(self, queues: Sequence[str], ends: Mapping[str, int], timeout_s: float) -> bool:
         shared = self._state.topology.shared
-        return self._local.wait(lambda _: {shared(name): ends.get(name, 0) for name in queues}, timeout_s)
+        return self.local.wait(lambda _: {shared(name): ends.get(name, 0) for name in queues}, timeout_s)
 
     # -- source ----------------------------------------------------------------------------------------------
     def claim(
@@ -327,7 +327,7 @@ class EmbeddedEngine:
         if header.kind == "publish":
             routed, rows = self._checked(rows)
         inline = rows.num_rows <= INLINE_ROWS and rows.nbytes <= INLINE_BYTES
-        info = None if inline else self._local.append(rows)  # 1. the bytes, outside the commit
+        info = None if inline else self.local.append(rows)  # 1. the bytes, outside the commit
         here("engine.stage.appended")
         piece = PartRows(info, rows, routed)
         (staged,) = self._stage(header, part, [piece], rights)  # 2. the commit that names them
@@ -343,7 +343,7 @@ class EmbeddedEngine:
         if staged:  # repeated: the file has a name already and is adopted once
             return staged
         rights = self._rights()
-        with self._local.writing():
+        with self.local.writing():
             adopted = self._adopt(file) if self._adopt is not None and header.kind == "publish" else []
         here("engine.stage.appended")
         pieces, unkept = [], [info.block_id for info, _ in adopted]
@@ -353,7 +353,7 @@ class EmbeddedEngine:
                 routed, final = self._checked(rows)
                 if final is rows:
                     unkept.remove(info.block_id)
-                pieces.append(PartRows(info if final is rows else self._local.append(final), final, routed))
+                pieces.append(PartRows(info if final is rows else self.local.append(final), final, routed))
         except TxmqError:
             self._forget([*unkept, *(each.stored.block_id for each in pieces if each.stored is not None)])
             raise
@@ -368,10 +368,10 @@ class EmbeddedEngine:
 
     def _forget(self, blocks: Sequence[BlockId]) -> None:
         """They are appended, and nothing will name them."""
-        self._local.run(lambda _state, change, _now_us: change.forgets.extend(blocks))
+        self.local.run(lambda _state, change, _now_us: change.forgets.extend(blocks))
 
     def _checked(self, rows: pa.RecordBatch) -> tuple[Routed, pa.RecordBatch]:
-        most, look = self._local.limits.body_bytes, self._local.look
+        most, look = self.local.limits.body_bytes, self.local.look
         return entering_rows(self._actor.rights, self._state.topology, rows, most, look)
 
     def _stage(
@@ -454,7 +454,7 @@ class EmbeddedEngine:
             for part in [part for part in parts if part.rows][skip:]:
                 if part.block_id:
                     try:
-                        block = self._local.read_block(part.block_id)
+                        block = self.local.read_block(part.block_id)
                     except DataLoss as error:
                         if self._branches.part(branch, part.part) is not None:
                             raise
@@ -526,7 +526,7 @@ class EmbeddedEngine:
 
     def drop_abandoned(self) -> None:
         """Rolls back attempts whose driver has ended. A late task or commit is refused."""
-        if not self._branches.abandoned(self._local.clock()):
+        if not self._branches.abandoned(self.local.clock()):
             return
         for token in self._run(lambda _state, change, now_us: self.batches.drop_abandoned(change, now_us)):
             logger.warning(
@@ -537,7 +537,7 @@ class EmbeddedEngine:
 
     def retire(self) -> None:
         """The virtual host is deleted."""
-        self._local.upkeep.chores.remove(self.drop_abandoned)
+        self.local.upkeep.chores.remove(self.drop_abandoned)
 
     def release(self, app_id: str, queue: str, *, force: bool = False, by: str = "") -> None:
         release = partial(self.batches.release, force=force, by=by)

@@ -50,8 +50,8 @@ def committed_s(broker: Broker, offset: int) -> float:
 
 
 def seal(broker: Broker) -> None:
-    broker._local.upkeep.close_open()
-    broker._local.upkeep.seal()
+    broker.local.upkeep.close_open()
+    broker.local.upkeep.seal()
 
 
 def require_age(look: Callable[[], float | None], since_s: float) -> None:

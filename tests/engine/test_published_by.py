@@ -78,8 +78,8 @@ def seen(batches: Iterator[pa.RecordBatch]) -> dict[int, int]:
 
 
 def seal(broker: Broker) -> None:
-    broker._local.upkeep.close_open()
-    broker._local.upkeep.seal()
+    broker.local.upkeep.close_open()
+    broker.local.upkeep.seal()
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["in memory", "in a segment"])

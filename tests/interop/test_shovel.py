@@ -209,7 +209,7 @@ def test_a_federated_exchange_of_rabbitmq_gets_what_is_published_to_txmq(
             channel.exchange_declare("news", "topic", durable=True)
             channel.queue_declare("readers", durable=True)
             channel.queue_bind("readers", "news", "eu.#")
-        topology = broker._local.state.virtual_hosts.get("/")
+        topology = broker.local.state.virtual_hosts.get("/")
         wait_until(lambda: "news" in topology.exchanges and topology.exchanges["news"].bound)
         with pika.BlockingConnection(pika.URLParameters(_uri(broker))) as connection:
             sender = connection.channel()

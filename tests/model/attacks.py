@@ -395,7 +395,7 @@ class Attacks:
     def m_closes(self) -> None:
         """The channel that holds ann's transaction. Not who may: it would end ann's client at any time."""
         if CHANNEL in self.shown and not self.grant.operates:
-            for found in self.broker.engine._local.channels(self.vhost):
+            for found in self.broker.engine.local.channels(self.vhost):
                 self.tries(lambda who, id=found.id: who.close_channel(id))
 
     def m_releases(self) -> None:

@@ -169,7 +169,7 @@ class Run(Attacks):
             channel.publish(b"hidden", routing_key=hidden)
             channel.prepare(f"{hidden}-xid")
         self.peer.call(1, c.Queue.Declare(queue="private", exclusive=True), c.Queue.DeclareOk)
-        local = broker.engine._local
+        local = broker.engine.local
         self.late = self._ends.enter_context(local.channel(vhost=side, user=MALLORY))
         self.late.queue_declare("m")
         self.late.tx_select()
@@ -312,7 +312,7 @@ class Run(Attacks):
             if found.user not in (MALLORY, ROOT) and not (found.app_id or found.token).startswith("m")
         ]
         prepared = [info.xid for info in self.olga.prepared() if info.user == ANN]
-        local = self.broker.engine._local
+        local = self.broker.engine.local
         remade = [info.xid for info in local.prepared(self.side)] if "side" in self.shown else []
         return (
             queues,

@@ -578,7 +578,7 @@ def settled_ranges_do_not_resolve(patch: Patch) -> None:
     def without(self: EmbeddedEngine, app_id: str, start: Any, end: Any) -> Any:
         ranges = resolve(self, app_id, start, end)
         for log, (first, last) in ranges.items():
-            if first < last <= self._local.state.topology.queue(log).progress.floor:
+            if first < last <= self.local.state.topology.queue(log).progress.floor:
                 raise DataLoss("the range is settled")
         return ranges
 
@@ -788,7 +788,7 @@ def coalesced_appends(patch: Patch) -> None:
 
 def rollback_of_what_is_decided(patch: Patch) -> None:
     def without(self: EmbeddedEngine, token: str) -> None:
-        self._local.run(lambda state, change, _now: self._branches.drop(state, change, token))
+        self.local.run(lambda state, change, _now: self._branches.drop(state, change, token))
 
     patch.setattr(EmbeddedEngine, "rollback_batch", without)
 

@@ -31,11 +31,11 @@ def consumer_bytes(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: P
     low.setattr(broker_channel, "MOST_CONSUMER_BYTES", LOW * 100_000)
     with broker.channel() as channel:
         channel.queue_declare("q")
-    state = broker._local.state
+    state = broker.local.state
     for user, name in things:
         consumer = Channel(state)
         consumer.who = Author(user=user)
-        with contextlib.suppress(errors.PreconditionFailed), broker._local.look:
+        with contextlib.suppress(errors.PreconditionFailed), broker.local.look:
             queue, arguments = state.topology.queue("q"), {"of": name.ljust(1_000)}
             consumer.consume(queue, name, lambda *_: 0, lambda _: None, arguments=arguments)
     consumers = state.names.shares.consumers
@@ -47,7 +47,7 @@ def direct_replies(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: P
     low.setattr(direct_reply, "MOST", LOW)
     with listening(broker) as server, peer(url(server), 1) as client, peer(url(server), 1) as other:
         client.call(1, Basic.Consume(queue=direct_reply.NAME, no_ack=True), Basic.ConsumeOk)
-        (queue,) = (each for each in broker._local.state.topology.queues.values() if each.replies)
+        (queue,) = (each for each in broker.local.state.topology.queues.values() if each.replies)
         for _user, name in things:
             other.publish(1, "", queue.name, name.encode() + bytes(10_000))
         other.call(1, Basic.Qos(), Basic.QosOk)
@@ -56,7 +56,7 @@ def direct_replies(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: P
 
 def returned(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     low.setattr(channel_commit, "SPILL_ROWS", LOW)
-    broker._local.channel_commits.spill_early(False)
+    broker.local.channel_commits.spill_early(False)
     with listening(broker) as server, peer(url(server), 1) as client, peer(url(server), 1) as other:
         client.call(1, Queue.Declare(queue="q"), Queue.DeclareOk)
         client.call(1, Tx.Select(), Tx.SelectOk)
@@ -81,7 +81,7 @@ def url(server: AmqpServer) -> str:
 
 @contextlib.contextmanager
 def listening(broker: Broker) -> Iterator[AmqpServer]:
-    server = AmqpServer(broker._local, ["127.0.0.1:0"])
+    server = AmqpServer(broker.local, ["127.0.0.1:0"])
     server.start()
     try:
         yield server

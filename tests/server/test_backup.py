@@ -117,7 +117,7 @@ def test_commits_seals_and_deletions_go_on_at_every_step_of_a_backup(broker: Bro
     """Each step waits for them, so it holds nothing that they need; the copy has what was there before."""
     _declare(broker)
     _pair(broker, 0, LARGE)
-    store = broker._local._store
+    store = broker.local._store
     assert isinstance(store, DurableStore)
     for usage in store.segment_usage():
         store.roll(usage.number)
@@ -158,7 +158,7 @@ def test_commits_seals_and_deletions_go_on_at_every_step_of_a_backup(broker: Bro
 def test_a_segment_that_was_deleted_during_the_backup_is_in_the_copy(broker: Broker, tmp_path: Path) -> None:
     _declare(broker)
     _pair(broker, 0, LARGE)
-    store = broker._local._store
+    store = broker.local._store
     (number,) = {usage.number for usage in store.segment_usage()}
     store.roll(number)
 
@@ -166,7 +166,7 @@ def test_a_segment_that_was_deleted_during_the_backup_is_in_the_copy(broker: Bro
         with broker.channel() as channel:
             channel.queue_delete("a")
             channel.queue_delete("b")
-        broker._local.run(lambda _state, _change, _now: None)
+        broker.local.run(lambda _state, _change, _now: None)
         wait_until(lambda: number not in {usage.number for usage in store.segment_usage()})
 
     failpoint.arm("server.backup.catalog", delete)

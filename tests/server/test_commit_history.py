@@ -53,7 +53,7 @@ def publish(broker: Broker, *queues: str, vhost: str = "/") -> int:
         for queue in queues:
             channel.publish(b"the body", routing_key=queue)
         channel.tx_commit()
-    return broker._local.state.transactions.history.rows()[-1].last
+    return broker.local.state.transactions.history.rows()[-1].last
 
 
 def queues(found: TransactionInfo) -> list[str]:
@@ -161,14 +161,14 @@ def test_commits_of_a_group_are_the_same_after_a_restart(
     monkeypatch.setattr(committer, "PLAN_S", 60.0)  # one group, however busy the machine is
     with Broker.open(tmp_path / "data") as broker:
         publish(broker, "q0", "q1", "q2")
-        works, held, go_on = broker._local.committer, threading.Event(), threading.Event()
+        works, held, go_on = broker.local.committer, threading.Event(), threading.Event()
 
         def hold(_name: str) -> None:
             held.set()
             assert go_on.wait(600)
 
         def commit(number: int, size: int = 100) -> None:
-            with broker._local.channel(user=f"user {number % 3}") as channel:
+            with broker.local.channel(user=f"user {number % 3}") as channel:
                 channel.tx_select()
                 channel.publish(bytes(size), routing_key=f"q{number % 3}")
                 channel.tx_commit()
@@ -186,14 +186,14 @@ def test_commits_of_a_group_are_the_same_after_a_restart(
             finally:
                 go_on.set()
         assert [each.result() for each in done] == [None] * len(done)
-        before = broker._local.run(lambda state, _change, _now: state.transactions.history.rows())
+        before = broker.local.run(lambda state, _change, _now: state.transactions.history.rows())
     with contextlib.closing(sqlite3.connect(tmp_path / "data" / "catalog.db")) as catalog:
         _, beside = unpack_all(
             catalog.execute("SELECT id, count, messages FROM inbox ORDER BY id").fetchall()
         )
     assert (b'"own"' in beside[-1].text and len(beside[-1].messages) == len(sizes)) == (set(sizes) == {100})
     with Broker.open(tmp_path / "data") as broker:
-        after = broker._local.run(lambda state, _change, _now: state.transactions.history.rows())
+        after = broker.local.run(lambda state, _change, _now: state.transactions.history.rows())
         assert list(map(commits_of, after)) == list(map(commits_of, before))
 
 
@@ -209,7 +209,7 @@ def test_it_is_in_the_data_directory_beside_messages_as_records_and_packed(tmp_p
     with Broker.open(tmp_path / "data") as broker:
         for number in range(300):
             publish(broker, f"q{number % 3}")
-        broker._local.upkeep.tick()
+        broker.local.upkeep.tick()
         publish(broker, "q0")
         with broker.channel() as channel:
             channel.queue_purge("q1")

@@ -187,7 +187,7 @@ class Rig:
         eventually(lambda: mine not in self.counts(), "its queue is deleted", self.patience_s)
 
     def seal(self) -> None:
-        local = self.broker._local
+        local = self.broker.local
         local.upkeep.close_open()
         eventually(lambda: not local.state.blocks.full, "the upkeep seals", self.patience_s)
 

@@ -80,7 +80,7 @@ def acting(broker: Broker, user: str) -> EmbeddedEngine:
 
 def ended_channels(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     low.setattr(channels, "ENDED", LOW)
-    held, state = broker._server._channels, broker._local.state
+    held, state = broker._server._channels, broker.local.state
     for user, name in things:
         caller = Caller(Identity(user), Rights(state.users, user, owner=True), "", state)
         held.call("open", contract.ChannelCall(name, 0, {}), caller)
@@ -89,7 +89,7 @@ def ended_channels(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: P
 
 
 def named_outcomes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
-    known = broker._local.state.names.outcomes
+    known = broker.local.state.names.outcomes
     known.limits = OutcomeLimits(LOW)
     with broker.channel() as channel:
         channel.queue_declare("in")
@@ -102,32 +102,32 @@ def named_outcomes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: 
 
 def heuristic_outcomes(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     low.setattr(heuristics, "MOST_HEURISTIC", LOW)
-    known = broker._local.state.names.heuristics
-    users = broker._local.state.users
+    known = broker.local.state.names.heuristics
+    users = broker.local.state.users
     users.file_users = frozenset()
 
     def add(_state: BrokerState, change: Change, _now: int) -> None:
         for user in {user for user, _ in things} | {"another"}:
             users.add(change, user, "a hash")
 
-    broker._local.run(add)
+    broker.local.run(add)
     with broker.channel() as channel:
         channel.queue_declare("in")
     for user, name in things:
-        with broker._local.channel(user=user) as channel:
+        with broker.local.channel(user=user) as channel:
             channel.tx_select()
             channel.publish(b"", routing_key="in")
             channel.prepare(name)
-        broker._local.decide("rollback", name, Actor(user), None, "/", by_hand=True)
+        broker.local.decide("rollback", name, Actor(user), None, "/", by_hand=True)
     assert max(map(len, known.keys_of.values())) <= LOW * SHARE
     return len(known.by_key), LOW
 
 
 def channel_commits(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
-    known = broker._local.state.names.outcomes
+    known = broker.local.state.names.outcomes
     known.limits = OutcomeLimits(LOW)
     for _user, name in things:
-        broker._local.run(lambda _state, change, now, name=name: known.remember_call(change, name, 1, now))  # type: ignore[misc]
+        broker.local.run(lambda _state, change, now, name=name: known.remember_call(change, name, 1, now))  # type: ignore[misc]
     return len(known.channels), 2 * LOW
 
 
@@ -136,7 +136,7 @@ def apps(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tu
     for user, name in things:
         with contextlib.suppress(errors.NotAllowed):
             acting(broker, user).open_batch(name, "q", 0, "fail")
-    kept = len(broker._local.state.users.apps)
+    kept = len(broker.local.state.users.apps)
     assert (
         broker.quotas.alarm is not None and broker.quotas.alarm._kept_records() >= 2 * kept
     )  # their attempts too
@@ -233,12 +233,12 @@ def prepared_transactions(
                 channel.prepare(name)
             except errors.PreconditionFailed:
                 channel.tx_rollback()
-    return len(broker._local.prepared()), LOW
+    return len(broker.local.prepared()), LOW
 
 
 def answers(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     low.setattr(rights, "KEPT", LOW)
-    users = broker._local.state.users
+    users = broker.local.state.users
     users.file_users = frozenset()
     of = {user: Rights(users, user) for user, _ in things}
 
@@ -247,7 +247,7 @@ def answers(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
             users.add(change, user, "a hash")
             users.permit(change, user, "^a", "^a", "^a")
 
-    broker._local.run(permit)
+    broker.local.run(permit)
     for user, name in things:
         of[user].may("read", name)
     return max(len(each._now.answers) for each in of.values()), LOW
@@ -261,13 +261,13 @@ def named(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> t
         for _user, name in things:
             channel.publish(b"", routing_key="q")
             channel.tx_commit(name)
-    return len(broker._local.state.names.of_messages._by_time), LOW
+    return len(broker.local.state.names.of_messages._by_time), LOW
 
 
 def heard(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     """Connections that have called over Flight, and attempts that they have opened."""
     low.setattr(clients, "KEPT", LOW)
-    known, state = clients.FlightClients(), broker._local.state
+    known, state = clients.FlightClients(), broker.local.state
     for user, name in things:
         caller = Caller(Identity(user), Rights(state.users, user, owner=True), "", state)
         known.called(f"ipv4:{name}", caller)
@@ -278,12 +278,12 @@ def heard(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> t
 def logged_errors(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     low.setattr(upkeep, "LOGGED", LOW)
     for _user, name in things:
-        broker._local.upkeep._log_once(f"queue {name}", ValueError())
-    return len(broker._local.upkeep._logged), LOW
+        broker.local.upkeep._log_once(f"queue {name}", ValueError())
+    return len(broker.local.upkeep._logged), LOW
 
 
 def routes(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
-    room = broker._local.state.virtual_hosts.registry.routes
+    room = broker.local.state.virtual_hosts.registry.routes
     low.setattr(route_cache, "ROUTE_BYTES", LOW * 1000)
     with broker.channel() as channel:
         for user, name in things:
@@ -302,7 +302,7 @@ def audit_log(_broker: Broker, things: Things, low: pytest.MonkeyPatch, folder: 
 
 
 def bindings(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
-    topology = broker._local.state.topology
+    topology = broker.local.state.topology
     low.setattr(memory, "NAMES_BYTES", 4 * (topology.memory.total + LOW * 1000))
     with broker.channel() as channel:
         channel.queue_declare("in")
@@ -315,7 +315,7 @@ def bindings(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -
 
 
 def queues_and_exchanges(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
-    topology = broker._local.state.topology
+    topology = broker.local.state.topology
     low.setattr(memory, "NAMES_BYTES", 4 * (topology.memory.total + LOW * memory.NAME_BYTES))
     predeclared = len(topology.exchanges)
     with broker.channel() as channel:
@@ -332,11 +332,11 @@ def consumers(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) 
     low.setattr(broker_channel, "QUEUE_CONSUMERS", LOW)
     with broker.channel() as channel:
         channel.queue_declare("q")
-    state = broker._local.state
+    state = broker.local.state
     for user, name in things:
         channel = Channel(state)
         channel.who = Author(user=user)
-        with contextlib.suppress(errors.PreconditionFailed), broker._local.look:
+        with contextlib.suppress(errors.PreconditionFailed), broker.local.look:
             channel.consume(state.topology.queue("q"), name, lambda *_: 0, lambda _: None)
     return len(state.topology.queue("q").consumers), LOW
 
@@ -386,10 +386,10 @@ def often_asked(_broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Pat
 
 def commits(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     """Each of its own user, in its own queue."""
-    kept = broker._local.state.transactions.history
+    kept = broker.local.state.transactions.history
     kept.limits = HistoryLimits(size_bytes=LOW * 1024)
     for user, name in things:
-        with broker._local.channel(user=user) as channel:
+        with broker.local.channel(user=user) as channel:
             channel.queue_declare(name)
             channel.publish(b"", routing_key=name)
     assert broker.quotas.alarm is not None
@@ -400,11 +400,11 @@ def commits(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -
 
 
 def message_ids(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
-    with broker._local.channel() as channel:
+    with broker.local.channel() as channel:
         channel.queue_declare("ids", arguments={"x-message-deduplication": True, "x-cache-size": LOW})
         for _user, name in things:
             channel.publish(b"", routing_key="ids", properties=Properties(message_id=name).encode())
-    ids = broker._local.state.topology.queue("ids").log.ids
+    ids = broker.local.state.topology.queue("ids").log.ids
     assert ids is not None
     return len(ids), LOW
 
@@ -456,7 +456,7 @@ ROWS = {
 @pytest.fixture
 def broker() -> Iterator[Broker]:
     with Broker.memory() as found:
-        found._local.upkeep.stop()
+        found.local.upkeep.stop()
         yield found
 
 
@@ -480,7 +480,7 @@ def test_what_outlives_a_call_is_bounded_for_one_user_and_for_a_thousand(
     what: str, users: int, broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     people = [f"user{number}" for number in range(users)]
-    broker._local.state.users.file_users = frozenset(people)
+    broker.local.state.users.file_users = frozenset(people)
     things = [(user, f"{number}-{user}") for number in range(THINGS // users) for user in people]
     kept, bound = ROWS[what].fill(broker, things, monkeypatch, tmp_path)
     assert 0 < kept <= bound, (kept, bound)

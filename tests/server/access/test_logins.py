@@ -517,7 +517,7 @@ def test_a_stream_that_a_tag_permitted_ends_with_the_tag(broker: Broker) -> None
         Identity("ann"),
         broker._logins.rights(Identity("ann")),
         "",
-        broker._local.state.of("/"),
+        broker.local.state.of("/"),
     )
     assert caller.administers and caller.operates
     broker.accounts.set_tags("ann", ["monitoring"])
@@ -530,7 +530,7 @@ def test_a_stream_that_a_tag_permitted_ends_with_the_tag(broker: Broker) -> None
 
 def test_the_first_user_ends_a_stream_of_the_default_one(broker: Broker) -> None:
     guest = Identity("guest")
-    caller = Caller(guest, broker._logins.rights(guest), "", broker._local.state.of("/"))
+    caller = Caller(guest, broker._logins.rights(guest), "", broker.local.state.of("/"))
     caller.enter()
     add(broker, "ann")
     with pytest.raises(errors.AccessRefused):

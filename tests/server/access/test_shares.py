@@ -272,13 +272,13 @@ def test_a_rollback_of_all_that_is_interrupted_goes_on(opened: Open, monkeypatch
     failpoint.arm("rollback.piece", "raise")
     try:
         with pytest.raises(OSError, match=r"rollback\.piece"):
-            broker._local.rollback_all(of=MAN)
+            broker.local.rollback_all(of=MAN)
     finally:
         failpoint.disarm()
     for restart in (False, True):
         again = opened() if restart else broker
         assert whose(again) == {MAN: PART - 2, ANN: PART}
-    assert again._local.rollback_all(of=MAN) == PART - 2 and whose(again) == {ANN: PART}
+    assert again.local.rollback_all(of=MAN) == PART - 2 and whose(again) == {ANN: PART}
     assert (
         again.outcome("x0", of=MAN) == "heuristically_rolled_back"
         and again.outcome("x0", of=ANN) == "prepared"
@@ -316,7 +316,7 @@ def test_who_commits_much_makes_outcomes_of_nobody_else_unknown(opened: Open) ->
     commits(MAN, *(f"t{number}" for number in range(3 * kept.count)))
     for restart in (False, True):
         again = broker = opened(outcomes=kept) if restart else broker
-        outcomes = again._local.state.names.outcomes
+        outcomes = again.local.state.names.outcomes
         for table in (outcomes, outcomes.channels):
             assert len(table) <= 2 * SHARE * kept.count + 1  # and as many on their way out
         with client(again, ANN) as ann, client(again, MAN) as man:
@@ -331,7 +331,7 @@ def test_who_commits_much_makes_outcomes_of_nobody_else_unknown(opened: Open) ->
     # the horizons of users leave with that of all
     broker.accounts.set_tags(ANN, ["administrator"])
     commits(ANN, *(f"b{number}" for number in range(3 * kept.count)))
-    names = [kind for kind in broker._local.state.names.outcomes.horizons if kind.startswith("outcome")]
+    names = [kind for kind in broker.local.state.names.outcomes.horizons if kind.startswith("outcome")]
     assert names == ["outcome"]
     with client(broker, MAN) as man, pytest.raises(errors.UnknownOutcome):
         man.committed("never")

@@ -251,7 +251,7 @@ def test_a_right_that_is_taken_while_a_transaction_is_open_stops_its_commit_and_
     broker: Broker, of: Of, listener: str, spilled: bool
 ) -> None:
     if spilled:
-        broker.engine._local.channel_commits.spill_rows = 1
+        broker.engine.local.channel_commits.spill_rows = 1
     for end in ("commit", "prepare"):
         broker.accounts.set_permissions(ANN, "^$", ".*", ".*")
         if listener == "flight":

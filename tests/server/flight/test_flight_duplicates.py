@@ -22,7 +22,7 @@ QUEUES = {"in": 2, "other": 0}
 @pytest.fixture
 def broker() -> Iterator[Broker]:
     with Broker.memory() as found:
-        found._local.upkeep.stop()
+        found.local.upkeep.stop()
         with found.channel() as channel:
             for name, count in QUEUES.items():
                 channel.queue_declare(name)

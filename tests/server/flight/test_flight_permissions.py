@@ -196,7 +196,7 @@ def allow(broker: Broker, needs: tuple[Need, ...], without: Need | None = None) 
     def own(state: Any, change: Any, _now: int) -> None:
         state.users.own_app(change, "app", owner)
 
-    broker.engine._local.run(own)
+    broker.engine.local.run(own)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.call)

@@ -101,7 +101,7 @@ def test_a_long_body_crosses_as_it_is_and_not_as_text() -> None:
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
     with Broker.memory() as found:
-        found._local.upkeep.stop()
+        found.local.upkeep.stop()
         with found.channel() as channel:
             channel.queue_declare("in")
             channel.queue_declare("other")
@@ -289,7 +289,7 @@ def attacked(broker: Broker, seed: int, rounds: int) -> int:
 
 def attack(seed: int, rounds: int) -> None:
     with Broker.memory() as broker:
-        broker._local.upkeep.stop()
+        broker.local.upkeep.stop()
         with broker.channel() as channel:
             for name in ("in", "other"):
                 channel.queue_declare(name)

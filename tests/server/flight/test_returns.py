@@ -52,7 +52,7 @@ def numbers(channel: RemoteChannel) -> list[int]:
 
 
 def blocks(broker: Broker) -> int:
-    with broker._local.look as state:
+    with broker.local.look as state:
         return sum(block.inbox is None for block in state.blocks.by_id.values())
 
 

@@ -190,7 +190,7 @@ def test_what_ten_thousand_queues_cost_grows_with_their_number_and_no_faster(
             for number in range(start, end):
                 state.topology.declare_queue(change, f"many-{number:05}", durable=False)
 
-        broker._local.run(work)
+        broker.local.run(work)
 
     def took(path: str) -> float:
         times = []

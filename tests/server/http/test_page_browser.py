@@ -143,7 +143,7 @@ def test_a_transaction_in_doubt_is_decided_by_hand_after_a_confirmation(
     assert "3 messages (900 B) are published" in tab.text() and "final" in tab.text()
     tab.page.click("text=Cancel")
     tab.page.wait_for_selector("#prepared")
-    assert messages(broker, "payments") == before and len(broker._local.prepared()) == 2
+    assert messages(broker, "payments") == before and len(broker.local.prepared()) == 2
     row.get_by_text("Commit…").click()
     tab.page.click("#do")
     tab.page.wait_for_selector(".notice")
@@ -306,7 +306,7 @@ def test_a_thousand_queues_are_searched_and_sorted_in_pages(broker: Broker, tab:
         for number in range(MANY):
             state.topology.declare_queue(change, f"many-{number:04}", durable=False)
 
-    broker._local.run(declare)
+    broker.local.run(declare)
     with broker.channel() as channel:
         channel.publish(b"x", "", "many-0777")
         channel.publish(b"x", "", "many-0777")
