@@ -30,6 +30,7 @@ import txmq
 from bench import readme
 from bench.broker import fanout, fill, serving
 from bench.kafka_codec import codec_figures
+from bench.kafka_partitions import partitions
 from bench.kafka_server import cluster, spark_kafka_jars
 from bench.latency import table_latency
 from bench.report import Figure, against, emit, note, piped, table
@@ -57,9 +58,9 @@ class Rig:
     def url(self) -> str:
         return f"kafka://{self.bootstrap}"
 
-    def topics(self, *names: str) -> None:
+    def topics(self, *names: str, partitions: int = 2) -> None:
         admin = KafkaAdminClient(bootstrap_servers=self.bootstrap)
-        admin.create_topics([NewTopic(name, 2, 1) for name in names])
+        admin.create_topics([NewTopic(name, partitions, 1) for name in names])
         admin.close()
 
     def fill(self, topic: str, rows: int, compression: str = "none") -> None:
@@ -332,6 +333,7 @@ MEASURES: Mapping[str, Callable[[Rig], Iterator[Figure]]] = {
     "foreach_batch": foreach_batch,
     "embedded": embedded,
     "table_latency": table_latency,
+    "partitions": partitions,
 }
 
 
