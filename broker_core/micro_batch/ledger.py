@@ -22,6 +22,7 @@ from broker_core.engine import VERSION, BranchKind, InTable, LedgerEntry, OnNewC
 from broker_core.micro_batch.claims.finished import Decision
 from broker_core.micro_batch.claims.other_sources import require_same_offsets
 from broker_core.micro_batch.claims.reads import unread
+from broker_core.micro_batch.positions import brief
 from broker_core.micro_batch.sink import RecordSink
 
 # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
@@ -330,7 +331,7 @@ class Ledger:
                 continue
             where = "claimed below it and not consumed" if at is None else f"consumed up to {at}"
             raise CheckpointMismatch(
-                f"batch {batch.batch_id} of query {batch.query_id} has read {canonical(ranges)}, but "
+                f"batch {batch.batch_id} of query {batch.query_id} has read {brief(ranges)}, but "
                 f"{log!r} is {where}: committing it would lose or duplicate messages. The checkpoint does "
                 f"not fit the ledger of app {batch.app_id!r}; use the one that was last in use, or start "
                 "once more with a new one and onNewCheckpoint=resume"
@@ -494,6 +495,6 @@ def _age(record: LedgerRecord | LineageRecord | ReleaseRecord) -> int:
 def other_decision(entry: LedgerRecord, ranges: Mapping[str, object]) -> CheckpointMismatch:
     return CheckpointMismatch(
         f"batch {entry.batch_id} of query {entry.query_id} is decided (app {entry.app_id!r}, consumed "
-        f"{canonical(entry.ranges)}) and now asks for {canonical(ranges)}: an older checkpoint was restored. "
-        "Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
+        f"{brief(entry.ranges, ranges)}) and now asks for {brief(ranges, entry.ranges)}: an older checkpoint "
+        "was restored. Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
     )

@@ -18,6 +18,7 @@ from broker_core.engine import LedgerEntry, Origin
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.claims.origins import Origins
 from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.positions import brief
 from broker_core.micro_batch.sink import RecordSink
 
 LARGEST = 1 << 62  # a sequence goes on from it
@@ -76,7 +77,7 @@ def take_ends(
             logs.offsets([queue], Origin(offsets=ends))
         except OptionError as error:
             raise CheckpointMismatch(
-                f"the ledger says that app {app_id!r} has consumed {canonical(ends)}, and queue {queue!r} "
+                f"the ledger says that app {app_id!r} has consumed {brief(ends)}, and queue {queue!r} "
                 f"does not have these offsets ({error.message})",
                 "wait until its messages are there, under the offsets that they had; otherwise begin with "
                 "another app_id",

@@ -37,6 +37,7 @@ from broker_core.micro_batch.claims.origins import Origins
 from broker_core.micro_batch.claims.reads import Reads, age, other_ranges, require_not_released
 from broker_core.micro_batch.claims.releases import Release, Releases
 from broker_core.micro_batch.claims.sources import Sources
+from broker_core.micro_batch.positions import brief
 from broker_core.micro_batch.sink import RecordSink
 
 Kept = ClaimRecord | OriginRecord | ReadRecord | ReleaseNoteRecord
@@ -312,9 +313,7 @@ class Claims:
             if claim.ranges == spans:
                 return claim
         self._refuse_released(app_id, spans)
-        raise CheckpointMismatch(
-            f"app {app_id!r} reads {canonical(spans)}, which is not a range that it claimed"
-        )
+        raise CheckpointMismatch(f"app {app_id!r} reads {brief(spans)}, which is not a range that it claimed")
 
     def record_read(
         self, sink: RecordSink, app_id: str, query_id: str, batch_id: int, ranges: Ranges
@@ -442,7 +441,7 @@ def _split(
 
 def _no_end(app_id: str, vector: Mapping[str, int]) -> CheckpointMismatch:
     return CheckpointMismatch(
-        f"the checkpoint of app {app_id!r} starts at {canonical(vector)}, which is not the end of a "
+        f"the checkpoint of app {app_id!r} starts at {brief(vector)}, which is not the end of a "
         "range that this broker gave to the app; it is the checkpoint of another app, of another broker, "
         f"or older than the last {KEPT_CLAIMS} batches, or the data directory is older than it. Use the "
         "checkpoint that belongs to the app, or a new one with onNewCheckpoint=resume"
@@ -451,7 +450,7 @@ def _no_end(app_id: str, vector: Mapping[str, int]) -> CheckpointMismatch:
 
 def _no_range(app_id: str, start: Vector, end: Vector) -> CheckpointMismatch:
     return CheckpointMismatch(
-        f"app {app_id!r} asks for the range {canonical(start)} to {canonical(end)}, which it never "
+        f"app {app_id!r} asks for the range {brief(start)} to {brief(end)}, which it never "
         "claimed; the checkpoint belongs to another app or broker, or is older than what the broker "
         "remembers, or the data directory is older than it. Use the checkpoint that belongs to the app, or a "
         "new one with onNewCheckpoint=resume"

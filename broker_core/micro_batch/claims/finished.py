@@ -18,6 +18,7 @@ from broker_core.core.records import ClaimRecord, LedgerRecord, canonical
 from broker_core.engine import UNKNOWN_OFFSETS
 from broker_core.micro_batch.claims.other_sources import planned_anew
 from broker_core.micro_batch.claims.reads import Reads
+from broker_core.micro_batch.positions import brief
 
 Counts = Callable[[str], bool]  # of an app
 Decision = LedgerRecord | Literal[False] | None  # False: not yet; None: its query does not decide here
@@ -96,7 +97,7 @@ def is_consumed(
     if is_next or False in done:
         raise CheckpointMismatch(
             f"the checkpoint of app {claim.app_id!r} has committed the batch that ends at "
-            f"{canonical(claim.end)}, but the ledger has not decided it: an older data directory was "
+            f"{brief(claim.end)}, but the ledger has not decided it: an older data directory was "
             "restored, or a copy of one. Nothing was done, and the messages of this batch are still in the "
             "queue",
             "use the data directory that was last in use, or start once more with a new checkpoint and "

@@ -16,6 +16,7 @@ from broker_core.core.records import ClaimRecord, OriginRecord, canonical, parse
 from broker_core.core.undo import Undo
 from broker_core.engine import OnNewCheckpoint, Origin
 from broker_core.micro_batch.claims.logs import Logs
+from broker_core.micro_batch.positions import brief
 from broker_core.micro_batch.sink import RecordSink
 
 
@@ -204,7 +205,7 @@ def _read_added(claim: ClaimRecord, entry: OriginRecord, logs: set[str]) -> bool
 def _new_checkpoint(
     app_id: str, queues: list[str], consumed: Mapping[str, int], last_query: str
 ) -> CheckpointMismatch:
-    where = canonical(consumed) if consumed else "what its source acknowledged"
+    where = brief(consumed) if consumed else "what its source acknowledged"
     return CheckpointMismatch(
         f"a new checkpoint starts under appId {app_id!r}, but this app has already read {', '.join(queues)} "
         f"(query {last_query or 'unknown'}, consumed up to {where}). Continue with the old checkpoint, or "

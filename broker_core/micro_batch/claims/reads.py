@@ -15,6 +15,7 @@ from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.core.records import LedgerRecord, ReadRecord, canonical
 from broker_core.core.undo import Undo
 from broker_core.engine import UNKNOWN_OFFSETS, Ranges, StagedBranch
+from broker_core.micro_batch.positions import brief
 from broker_core.micro_batch.sink import RecordSink
 
 ReleaseText = Callable[[str, Collection[str]], str]
@@ -115,7 +116,7 @@ class Reads:
                 return
             if read.query_id == query_id and read.batch_id < batch_id and read.ranges == spans:
                 raise OptionError(
-                    f"batch {batch_id} of query {query_id} reads {canonical(spans)}, the range of batch "
+                    f"batch {batch_id} of query {query_id} reads {brief(spans)}, the range of batch "
                     f"{read.batch_id}: its function uses the frame of another batch, whose rows are consumed",
                     "keep values or a table of the rows between batches, and not the frame",
                 )
@@ -173,9 +174,9 @@ def require_not_released(read: ReadRecord, release_text: ReleaseText) -> None:
 
 def other_ranges(read: ReadRecord, spans: Mapping[str, object]) -> CheckpointMismatch:
     return CheckpointMismatch(
-        f"batch {read.batch_id} of query {read.query_id} has read {canonical(read.ranges)} and now asks for "
-        f"{canonical(spans)}: an older or changed checkpoint of app {read.app_id!r} was restored. Use the "
-        "newest checkpoint, or a new one with onNewCheckpoint=resume"
+        f"batch {read.batch_id} of query {read.query_id} has read {brief(read.ranges, spans)} and now asks "
+        f"for {brief(spans, read.ranges)}: an older or changed checkpoint of app {read.app_id!r} was "
+        "restored. Use the newest checkpoint, or a new one with onNewCheckpoint=resume"
     )
 
 

@@ -12,9 +12,10 @@ from datetime import datetime, timezone
 
 from broker_core.core.address import VHOST
 from broker_core.core.errors import PreconditionFailed
-from broker_core.core.records import ReleaseNoteRecord, canonical
+from broker_core.core.records import ReleaseNoteRecord
 from broker_core.core.undo import Undo
 from broker_core.micro_batch.claims.logs import Logs
+from broker_core.micro_batch.positions import brief
 from broker_core.micro_batch.sink import RecordSink
 
 
@@ -76,7 +77,7 @@ class Releases:
                 "The app has gone on since then: use the checkpoint that is in use"
                 if followed
                 else "Start once more with a new checkpoint and onNewCheckpoint=resume: it continues at "
-                f"{canonical(_ends(notes))}, after what is decided"
+                f"{brief(_ends(notes))}, after what is decided"
             )
         )
 
