@@ -145,16 +145,23 @@ class Client:
         """Batches from the offsets on. Raises DataLoss (OFFSET_OUT_OF_RANGE), QueueNotFound (also a topic
         with another id).
         """
-        return self._leaders.ask(
-            offsets, lambda part: port.Fetch(part, ids, isolation, max_bytes, max_wait_ms, 1), lane=lane
-        )()
+        return self.fetching(offsets, isolation, max_bytes, lane, ids, max_wait_ms)()
 
     def fetching(
-        self, offsets: Mapping[TopicPartition, int], isolation: Isolation, max_bytes: int, lane: str
+        self,
+        offsets: Mapping[TopicPartition, int],
+        isolation: Isolation,
+        max_bytes: int,
+        lane: str,
+        ids: Mapping[str, uuid.UUID] | None = None,
+        max_wait_ms: int = 0,
     ) -> Callable[[], dict[TopicPartition, port.Fetched]]:
-        """Asks for batches. Returns the call that waits for them."""
+        """Asks for batches, each leader for its share of ``max_bytes``. Returns the call that waits."""
+        share = max_bytes / max(1, len(offsets))
         return self._leaders.ask(
-            offsets, lambda part: port.Fetch(part, None, isolation, max_bytes, 0, 1), lane=lane
+            offsets,
+            lambda part: port.Fetch(part, ids, isolation, int(share * len(part)) or 1, max_wait_ms, 1),
+            lane=lane,
         )
 
     def produce(

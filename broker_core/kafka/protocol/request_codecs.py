@@ -201,7 +201,7 @@ def _fetch(request: port.Fetch) -> RequestCodec:
         "max_bytes": request.max_bytes,
         "isolation_level": int(request.isolation),
         "session_id": 0,
-        "session_epoch": -1,  # no fetch session: a reader asks for one log at a time
+        "session_epoch": -1,  # no fetch session: each fetch asks for other logs
         "topics": topics,
         "forgotten_topics_data": [],
         "rack_id": "",

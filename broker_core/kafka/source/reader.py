@@ -1,6 +1,7 @@
 """Reading ranges of offsets: what is committed there, in order, exactly once.
 
-The next fetch is under way while rows are decoded and used.
+A fetch asks for several logs where a batch has few rows of each: its round trip is paid once, not for each
+partition. The next one is under way while rows are decoded and used.
 Not here: which range a batch reads (``source.py``), what a record means (``rows.py``).
 Invariant: the position moves by whole batches, also over aborted data and markers, and gaps prove nothing.
 Rows that retention deleted, and a topic that was made again, are DataLoss, never fewer or other rows.
@@ -10,6 +11,7 @@ Memory: two fetches of FETCH_BYTES and the rows of one.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -26,6 +28,7 @@ from broker_core.kafka.source.partitions import topic_lost
 from broker_core.kafka.source.rows import rows_of
 
 FETCH_BYTES = 8 << 20
+FETCH_LOGS, FETCH_ROWS = 64, 10_000  # of one fetch; a slice with more rows than that is alone
 LANE = "read"  # large answers do not hold up the questions of others
 
 _BASE_AND_LENGTH = struct.Struct(">qi")
@@ -58,9 +61,10 @@ class PartitionReader:
         self._ids = ids
         self._fails = fail_on_data_loss
         self._pool = ThreadPoolExecutor(1, "txmq-read")
-        self._ahead: tuple[TopicPartition, int, Future[_Answer]] | None = None
-        if self._slices:
-            self._send(self._slices[0].log, self._slices[0].start)
+        self._todo = deque(self._slices)  # not asked for yet, in the order of reading
+        self._ahead: tuple[list[LogSlice], Future[Mapping[TopicPartition, Fetched]]] | None = None
+        self._arrived: dict[tuple[TopicPartition, int], Fetched] = {}
+        self._send()
 
     def __enter__(self) -> PartitionReader:
         return self
@@ -70,53 +74,82 @@ class PartitionReader:
 
     def rows(self, *, record: bool = False) -> Iterator[pa.RecordBatch]:
         """Yields them as READ_SCHEMA; ``record``: as READ_WITH_RECORD. Raises DataLoss, ConnectionFailed."""
-        for number, each in enumerate(self._slices):
-            following = self._slices[number + 1] if number + 1 < len(self._slices) else None
-            yield from self._rows(each, following, record)
-
-    def _rows(self, part: LogSlice, following: LogSlice | None, record: bool) -> Iterator[pa.RecordBatch]:
-        log, position, end = part
-        patience = self._client.patience()
-        while position < end:
-            at = position
-            position, fetched = self._answer(log, position)
-            if fetched is None:
-                return
-            behind = _behind(fetched.records, position)
-            if position < behind < end:
-                self._send(log, behind)
-            elif behind >= end and following is not None:
-                self._send(following.log, following.start)
-            decoded = decode(fetched.records, position, end, fetched.aborted, log=str(log))
-            if len(decoded.records):
-                yield rows_of(decoded.records, log, record=record)
-            position = decoded.position
-            if position > at:
-                patience.renew()
-            else:  # a leader that is new has not caught up yet
-                patience.wait(
-                    errors.ConnectionFailed(
-                        f"the leader of {log} does not show offset {position} yet, of {end}"
-                    )
-                )
+        for number, (log, position, end) in enumerate(self._slices):
+            patience = self._client.patience()
+            while position < end:
+                at = position
+                position, fetched = self._answer(number, position)
+                if fetched is None:
+                    break
+                decoded = decode(fetched.records, position, end, fetched.aborted, log=str(log))
+                if len(decoded.records):
+                    yield rows_of(decoded.records, log, record=record)
+                position = decoded.position
+                if position > at:
+                    patience.renew()
+                else:  # a leader that is new has not caught up yet
+                    text = f"the leader of {log} does not show offset {position} yet, of {end}"
+                    patience.wait(errors.ConnectionFailed(text))
 
     # -- fetching --------------------------------------------------------------------------------------------
 
-    def _send(self, log: TopicPartition, position: int) -> None:
-        self._ahead = log, position, self._pool.submit(self._fetch, log, position)
+    def _send(self, most: int = FETCH_LOGS) -> None:
+        """Asks for what is read next, of each log once."""
+        group: dict[TopicPartition, LogSlice] = {}
+        rows = 0
+        while self._todo and self._todo[0].log not in group and len(group) < most and rows < FETCH_ROWS:
+            each = self._todo.popleft()
+            group[each.log] = each
+            rows += each.end - each.start
+        if group:
+            offsets = {log: each.start for log, each in group.items()}
+            self._ahead = [*group.values()], self._pool.submit(self._ask, offsets)
 
-    def _answer(self, log: TopicPartition, position: int) -> _Answer:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[:2] == (log, position):
-            return ahead[2].result()
-        return self._fetch(log, position)
+    def _ask(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, Fetched]:
+        return self._client.fetch(offsets, ids=self._ids, max_bytes=FETCH_BYTES, lane=LANE)
+
+    def _answer(self, number: int, position: int) -> _Answer:
+        log, _, end = self._slices[number]
+        if (log, position) not in self._arrived and self._ahead is not None:
+            self._receive(*self._ahead)
+        fetched = self._arrived.pop((log, position), None)
+        if fetched is not None:
+            return _Answer(position, fetched)
+        # lost, not there yet, or left over by the decoder: this log alone, and what follows is asked for anew
+        answer = self._fetch(log, position)
+        behind = end if answer.fetched is None else _behind(answer.fetched.records, answer.position)
+        self._ahead, self._arrived = None, {}
+        self._todo = deque([LogSlice(log, behind, end), *self._slices[number + 1 :]][behind >= end :])
+        if behind > position:
+            self._send()
+        return answer
+
+    def _receive(self, group: Sequence[LogSlice], pending: Future[Mapping[TopicPartition, Fetched]]) -> None:
+        """Takes the answers up to the first log that lacks rows. Kafka fills an answer in the order of the
+        question: what had no room is asked for alone, so that no later log arrives again and again.
+        """
+        self._ahead = None
+        try:
+            answers = pending.result()
+        except (errors.DataLoss, errors.QueueNotFound):
+            return  # of one log, but there is no answer for any
+        for number, (log, start, end) in enumerate(group):
+            behind = _behind(answers[log].records, start)
+            if behind > start:
+                self._arrived[log, start] = answers[log]
+            elif number == 0:
+                return  # it is not there yet
+            if behind < end:
+                self._todo.extendleft(reversed([LogSlice(log, behind, end), *group[number + 1 :]]))
+                self._send(1)
+                return
+        self._send()
 
     def _fetch(self, log: TopicPartition, position: int) -> _Answer:
         patience = self._client.patience()
         while True:
             try:
-                found = self._client.fetch({log: position}, ids=self._ids, max_bytes=FETCH_BYTES, lane=LANE)
-                return _Answer(position, found[log])
+                return _Answer(position, self._ask({log: position})[log])
             except errors.DataLoss as lost:
                 moved = self._behind_the_loss(log, position, lost)
                 if moved is None:

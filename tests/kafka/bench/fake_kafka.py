@@ -212,7 +212,7 @@ class FakeKafka:
             fetched = (
                 port.Fetched(found, -1, -1, -1)
                 if isinstance(found, Code)
-                else found.fetch(offset, request, room)
+                else found.fetch(offset, request, room, first=room == request.max_bytes)
             )
             room -= len(fetched.records)
             answers[log] = fetched

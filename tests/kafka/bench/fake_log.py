@@ -110,7 +110,8 @@ class FakeLog:
     def visible_end(self, isolation: Isolation) -> int:
         return self.last_stable() if isolation is Isolation.READ_COMMITTED else self.end
 
-    def fetch(self, offset: int, request: Fetch, room: int) -> Fetched:
+    def fetch(self, offset: int, request: Fetch, room: int, *, first: bool) -> Fetched:
+        """``first``: the first log of the answer with a batch gets one, whatever its size (KIP-74)."""
         if not self.start <= offset <= self.end:
             return Fetched(Code.OFFSET_OUT_OF_RANGE, -1, -1, -1)
         until = self.start if self.hidden else self.visible_end(request.isolation)
@@ -118,7 +119,7 @@ class FakeLog:
         for head, data in self.batches:
             if head.last_offset < offset or head.base_offset >= until:
                 continue
-            if found and size + len(data) > min(request.max_bytes, room):
+            if (found or not first) and size + len(data) > min(request.max_bytes, room):
                 break
             found.append(data)
             size += len(data)

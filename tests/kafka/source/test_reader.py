@@ -335,3 +335,56 @@ def test_a_stream_of_large_and_small_batches_is_read_whole(
         wanted = [body for number, body in expected if number == partition]
         size = sum(1 for number, _ in expected if number == 0)
         assert [row["body"] for row in (found[:size] if partition == 0 else found[size:])] == wanted
+
+
+# -- many partitions -----------------------------------------------------------------------------------------
+
+
+def test_a_few_rows_of_many_partitions_come_with_few_fetches() -> None:
+    bench = SourceBench(partitions=300)
+    for number in range(300):
+        bench.send(number, b"%d" % number)
+    source = bench.source()
+    ranges = claimed(source)
+    fetches: list[None] = []
+    bench.failing([lambda: fetches.append(None)] * 600, port.Fetch, topic=QUEUE)
+    assert sorted(read(source, ranges)) == sorted(b"%d" % number for number in range(300))
+    leaders = len(bench.kafka.nodes)
+    assert len(fetches) <= leaders * -(-300 // reader.FETCH_LOGS)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_of_several_partitions_come_once_in_their_order_whatever_has_room_in_a_fetch(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With large and small batches, slices of one log, errors of single fetches, and rows that are lost."""
+    rng = random.Random(seed)
+    monkeypatch.setattr(reader, "FETCH_BYTES", rng.choice((1, 500, 5_000, 1 << 20)))
+    monkeypatch.setattr(reader, "FETCH_LOGS", rng.choice((1, 3, 64)))
+    monkeypatch.setattr(reader, "FETCH_ROWS", rng.choice((1, 5, 10_000)))
+    bench = SourceBench(partitions=8)
+    rows: dict[str, list[bytes]] = {f"{QUEUE}/{number}": [] for number in range(8)}
+    for number in range(rng.randrange(80)):
+        partition = rng.randrange(8)
+        bodies = [b"%d-%d" % (number, row) + bytes(rng.choice((0, 400))) for row in range(rng.choice((1, 4)))]
+        bench.send(partition, *bodies)
+        rows[f"{QUEUE}/{partition}"] += bodies
+    source = bench.source()
+    ranges = claimed(source)
+    slices = []
+    for log, (first, last) in ranges.items():
+        cut = rng.randint(first, last)
+        slices += [(log, first, cut), (log, cut, last)] if rng.random() < 0.5 else [(log, first, last)]
+    rng.shuffle(slices)
+    lost = {f"{QUEUE}/{number}": rng.choice((0, 0, 0, 3)) for number in range(8)}
+    begins = {log: min(count, len(rows[log])) for log, count in lost.items()}
+    bench.client.delete_records({TopicPartition(QUEUE, int(log[-1])): at for log, at in begins.items()})
+    faults = [rng.choice((None, None, None, REFUSED, LOST, UNANSWERED)) for _ in range(20)]
+    bench.failing(faults, port.Fetch, topic=QUEUE)
+    ticket = ReadTicket(APP, "q", 0, ranges, tuple(slices), fail_on_data_loss=False)
+    found = [body for each in source.read(ticket) for body in each.column("body").to_pylist()]
+    assert found == [
+        body
+        for log, first, last in slices
+        for body in rows[log][max(first, begins[log]) : max(last, begins[log])]
+    ]
