@@ -203,6 +203,21 @@ def forced(bench: Bench) -> list[bytes]:
     return resumed(bench)
 
 
+def left_by_its_query(bench: Bench) -> None:
+    """A new checkpoint reads one of two queues, of which a batch was claimed."""
+    bench.produce(b"a")
+    bench.produce(b"x", queue="in2")
+    both: Vector = {"in": START, "in2": START}
+    bench.read("one", 0, bench.ranges(both, bench.claim(both)))
+    assert follow(bench, "two", 0, ALL) == [b"a"]
+    bench.engine.release(APP, "in2")
+
+
+def left_and_forced(bench: Bench) -> list[bytes]:
+    bench.engine.release(APP, "in2", force=True)
+    return another_app(bench, {"in2": START})
+
+
 def of_another_app(bench: Bench) -> object:
     one_decided(bench)
     bench.produce(b"b")
@@ -287,7 +302,8 @@ ADVICE = [
     Advice("a checkpoint after a release", read_after_a_release, "onNewCheckpoint=resume", resumed, [b"b", b"c"]),
     Advice("a release of what is claimed, finished", claimed_and_released, "start its query once more with trigger(availableNow=True), which ends when they are finished, and release then", finished_and_released, [b"a", b"b", b"c"]),
     Advice("a release of what another system has", read_for_another_system, "may leave its last batch so until its next one", released_behind_its_next_batch, [b"c"]),
-    Advice("a release of what is claimed, forced", claimed_and_released, "With --force", forced, [b"a", b"b"]),
+    Advice("a release of a queue that is not read any more", left_by_its_query, "With --force, as for a queue that it reads no more", left_and_forced, [b"x"]),
+    Advice("a release of what is claimed, forced", claimed_and_released, "the claimed messages are for whoever reads next", forced, [b"a", b"b"]),
     Advice("a queue of another app", of_another_app, "`txmq app release alerts in`", released_for_another, [b"b"], "embedded"),
     Advice("a claim of a topic that was made again", planned_of_a_topic_made_again, "`txmq app release APP QUEUE --force`", forced, [b"x", b"y"], "kafka"),
     Advice("a batch of a topic that was made again", decided_of_a_topic_made_again, "`txmq app release alerts in --force`", forced, [b"x", b"y"], "kafka"),

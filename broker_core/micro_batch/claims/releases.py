@@ -144,9 +144,9 @@ def require_idle(
             f"queue {queue!r} is not released from app {app_id!r}: {' and '.join(left)}",
             "start its query once more with trigger(availableNow=True), which ends when they are finished, "
             "and release then (a stream into another system may leave its last batch so until its next one); "
-            "or `txmq app skip` what a table refuses. With --force the claimed messages are for whoever "
-            "reads next, what is decided waits for the app, and its checkpoint does not fit any more: the "
-            "app then continues with a new checkpoint and onNewCheckpoint=resume",
+            "or `txmq app skip` what a table refuses. With --force, as for a queue that it reads no more, "
+            "the claimed messages are for whoever reads next, what is decided waits for the app, which goes "
+            "on with a new checkpoint and onNewCheckpoint=resume: the old one does not fit any more",
         )
     return bool(left)
 
