@@ -35,6 +35,7 @@ class Place:
     def __init__(self, spark: SparkSession, root: Path) -> None:
         self.spark, self.root = spark, root
         self.table, self.ledger = root / "lake", root / "ledger"
+        self.has_ledger = True
         self.rig = self.open()
 
     def open(self, checkpoint: str = "checkpoint") -> Rig:
@@ -54,11 +55,11 @@ class Place:
 
         for body in bodies:
             self.rig.publish("in", body)
-        each = transactional(
-            fn, url=self.rig.broker.url, app_id=app_id, ledger=str(self.ledger), ledger_sync=True, **more
-        )
+        if self.has_ledger:
+            more |= {"ledger": str(self.ledger), "ledger_sync": True}
+        each = transactional(fn, url=self.rig.broker.url, app_id=app_id, **more)
         stream = self.rig.stream(
-            "in", app_id, maxOffsetsPerTrigger=1, **({"onNewCheckpoint": "resume"} if more else {})
+            "in", app_id, maxOffsetsPerTrigger=1, onNewCheckpoint=more.get("on_new_checkpoint", "fail")
         )
         writer = stream.writeStream.foreachBatch(each).option(
             "checkpointLocation", self.rig.checkpoint(self.checkpoint)
@@ -141,10 +142,10 @@ def test_by_sql_alone_a_batch_that_is_too_far_back_in_its_table_stops_the_query_
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on Connect. Somebody has made as many commits since as are looked through."""
+    place.has_ledger = False
     place.run("a")
     behind_its_table(place, "b")
     place.spark.sql(f"INSERT INTO delta.`{place.table}` VALUES ('of somebody')")
-    place.ledger = place.root / "another ledger"
     monkeypatch.setattr(jvm, "only_sql", lambda _spark: True)
     monkeypatch.setattr(log, "SQL_COMMITS", 1)
     with pytest.raises(Exception, match="Delta has skipped batch 2"):
@@ -169,6 +170,7 @@ def restores(text: str) -> list[str]:
 def test_who_does_what_the_error_of_a_newer_table_says_loses_no_row_of_others(
     place: Place, what: str
 ) -> None:
+    place.has_ledger = False
     place.run("a")
     behind_its_table(place, "b", "c")
     lake = f"delta.`{place.table}`"
@@ -193,6 +195,7 @@ def test_who_does_what_the_error_of_a_newer_table_says_loses_no_row_of_others(
 
 def test_what_a_restore_would_take_of_others_is_counted_behind_the_first_later_batch(place: Place) -> None:
     """Neither what they wrote before it, nor what a RESTORE has undone."""
+    place.has_ledger = False
     place.run("a")
     somebody = "INSERT INTO delta.`{t}` VALUES ('of somebody')"
     identity = place.rig.broker.engine.identity()
