@@ -289,7 +289,7 @@ def rig(tmp_path: Path, calls: RefusedCalls) -> Iterator[Rig]:
 def test_every_system_call_is_refused_once_with_each_error_and_everything_goes_on(
     rig: Rig, calls: RefusedCalls
 ) -> None:
-    calls.each, rig.patience_s = True, 2.0
+    calls.each, rig.patience_s = True, 0.5
     seen = -1
     while sum(calls.places.values()) > seen:  # until a whole round met no new error
         seen = sum(calls.places.values())

@@ -25,7 +25,7 @@ from tests.spark.test_foreach_batch import run
 from tests.spark.test_ledger import decide
 from tests.spark.test_merge import held, made, rows
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 Act = Callable[[DataFrame, BatchTransaction, str], None]
 

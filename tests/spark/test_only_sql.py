@@ -22,7 +22,7 @@ from tests.spark.pipelines import delta_transactions
 from tests.spark.test_foreach_batch import run
 from tests.spark.test_merge import held, made, rows
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from connector.delta.format import Delta
 from tests.contract.tables.bench import COLUMNS, TableBench
-from tests.spark.conftest import settings
+from tests.spark.conftest import in_every_session
 from tests.spark.jobs import PLANNED_ONCE
 
 
@@ -38,5 +38,5 @@ BENCHES: dict[str, Callable[[SparkSession, Path], TableBench]] = {"delta": Delta
 
 @pytest.fixture(params=list(BENCHES))
 def bench(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[TableBench]:
-    with settings(spark, PLANNED_ONCE):
+    with in_every_session(spark, PLANNED_ONCE):
         yield BENCHES[request.param](spark, tmp_path)
