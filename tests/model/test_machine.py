@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.machine import MicroBatches, OneLineage
 
-EXAMPLES = 40
+EXAMPLES = 25  # as of any other property before a change lands
 SOAKED = 300
 QUIET = (
     HealthCheck.too_slow,
