@@ -90,7 +90,7 @@ def test_half_a_frame_then_silence_is_ended_by_the_heartbeat_and_others_are_serv
             wait_until(lambda sent=sent: refusal(other, f"half.{sent}") == 404)  # a moment after its socket
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # test_amqp_connection.py has it with a shorter time
 def test_handshake_that_stops_is_ended_in_time(served: AmqpServed) -> None:
     with witness(served) as other, contextlib.ExitStack() as stack:
         began = time.monotonic()
