@@ -47,8 +47,8 @@ BY_HAND = "what is done by hand depends on what others did; that the error comes
 ADVICE: dict[str, str] = {
     **dict.fromkeys(
         (
-            "the checkpoint of app {app_id} starts at {canonical(vector)}", "asks for the range", "which the queues {', '.join(names)} do not have",
-            "has committed the batch that ends at", "a new checkpoint starts under appId", "has read {canonical(read.ranges)} and now asks for",
+            "the checkpoint of app {app_id} starts at {brief(vector)}", "asks for the range", "which the queues {', '.join(names)} do not have",
+            "has committed the batch that ends at", "a new checkpoint starts under appId", "has read {brief(read.ranges, spans)} and now asks",
             "has read {', '.join(gone)} before that was released", "is not released from app", "was followed by query", "is a new checkpoint under appId",
             "but the ledger expects", "lies before what the ledger", "(app {entry.app_id}, consumed", "committing it would lose or duplicate",
             "but no batch before it", "not to '{app_id}'; `txmq app release", "was deleted {'and made again ' if found else ''}since",

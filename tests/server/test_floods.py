@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 import txmq
-from bench.broker import Served, serving
+from bench.broker import Backend, serving
 from bench.floods import OTHERS, flooding
 
 pytestmark = pytest.mark.slow
@@ -25,14 +25,14 @@ MEMORY = 64 << 20  # that a broker which is in use may grow by
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
     folder = tmp_path_factory.mktemp("floods")
     with serving(folder / "data", "--http", "127.0.0.1:0", "--open-metrics", amqp=True) as found:
         everybody_is_served(found)
         yield found
 
 
-def everybody_is_served(served: Served) -> None:
+def everybody_is_served(served: Backend) -> None:
     assert served.amqp is not None and served.http is not None
     with pika.BlockingConnection(pika.URLParameters(f"{served.amqp}?heartbeat=0")) as connection:
         channel = connection.channel()
@@ -49,7 +49,7 @@ def everybody_is_served(served: Served) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_everybody_is_served_while_peers_flood_a_listener(name: str, served: Served) -> None:
+def test_everybody_is_served_while_peers_flood_a_listener(name: str, served: Backend) -> None:
     flood = OTHERS[name]
     broker = psutil.Process(served.pid)
     before = broker.memory_info().rss
