@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PARTITIONS = 1_000
 MICRO_BATCHES, WARM = 7, 2
-REFERENCES = 4  # of them: beyond its cache of consumers, Spark's source takes a minute for each
+REFERENCES = 4  # of them: the first two of Spark's source take minutes, with a consumer for each partition
 # the first row of a partition makes files: of a thousand, for half a minute
 PATIENCE = {"request_timeout_ms": 200_000, "delivery_timeout_ms": 300_000}
 
@@ -33,7 +33,6 @@ def partitions(rig: Rig) -> Iterator[Figure]:
         _fill(rig, topic, count)
         limit = {"maxOffsetsPerTrigger": count}
         ours = _times_ms(rig, rig.ours(topic, topic, **limit), count * MICRO_BATCHES)
-        note(f"kafka_partitions_ms of {count}: {statistics.median(ours):,.0f}")
         theirs = _times_ms(rig, rig.theirs(topic, **limit), count * REFERENCES)
         value, reference = statistics.median(ours), statistics.median(theirs)
         note(f"kafka_partitions_ms of {count}: {value:,.0f}, {value / reference:.3f} of {reference:,.0f}")

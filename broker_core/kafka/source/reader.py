@@ -28,7 +28,7 @@ from broker_core.kafka.source.partitions import topic_lost
 from broker_core.kafka.source.rows import rows_of
 
 FETCH_BYTES = 8 << 20
-FETCH_LOGS, FETCH_ROWS = 64, 10_000  # of one fetch; a slice with more rows than that is alone
+FETCH_LOGS, FETCH_ROWS = 64, 10_000  # of one fetch; a slice with more rows than that is its last
 LANE = "read"  # large answers do not hold up the questions of others
 
 _BASE_AND_LENGTH = struct.Struct(">qi")
@@ -93,10 +93,10 @@ class PartitionReader:
 
     # -- fetching --------------------------------------------------------------------------------------------
 
-    def _send(self, most: int = FETCH_LOGS) -> None:
-        """Asks for what is read next, of each log once."""
+    def _send(self, *, alone: bool = False) -> None:
+        """Asks for what is read next, of each log once. ``alone``: of one log."""
         group: dict[TopicPartition, LogSlice] = {}
-        rows = 0
+        most, rows = 1 if alone else FETCH_LOGS, 0
         while self._todo and self._todo[0].log not in group and len(group) < most and rows < FETCH_ROWS:
             each = self._todo.popleft()
             group[each.log] = each
@@ -112,14 +112,14 @@ class PartitionReader:
         log, _, end = self._slices[number]
         if (log, position) not in self._arrived and self._ahead is not None:
             self._receive(*self._ahead)
-        fetched = self._arrived.pop((log, position), None)
-        if fetched is not None:
+        if (fetched := self._arrived.pop((log, position), None)) is not None:
             return _Answer(position, fetched)
         # lost, not there yet, or left over by the decoder: this log alone, and what follows is asked for anew
         answer = self._fetch(log, position)
         behind = end if answer.fetched is None else _behind(answer.fetched.records, answer.position)
         self._ahead, self._arrived = None, {}
-        self._todo = deque([LogSlice(log, behind, end), *self._slices[number + 1 :]][behind >= end :])
+        rest = [LogSlice(log, behind, end)] if behind < end else []
+        self._todo = deque([*rest, *self._slices[number + 1 :]])
         if behind > position:
             self._send()
         return answer
@@ -141,9 +141,8 @@ class PartitionReader:
                 return  # it is not there yet
             if behind < end:
                 self._todo.extendleft(reversed([LogSlice(log, behind, end), *group[number + 1 :]]))
-                self._send(1)
-                return
-        self._send()
+                break
+        self._send(alone=behind < end)
 
     def _fetch(self, log: TopicPartition, position: int) -> _Answer:
         patience = self._client.patience()
