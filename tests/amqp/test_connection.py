@@ -210,7 +210,7 @@ def test_a_channel_that_fails_behind_the_clients_close_says_both() -> None:
     wire.receive((1, m.ChannelClose()))
     wire.connection.channels.close(1, AccessRefused("no"))
     assert wire.names() == ["channel.close", "channel.close-ok"]
-    assert wire.connection.channels.states == {1: ChannelState.closing}
+    assert wire.connection.channels.states == {1: ChannelState.both}
 
 
 @pytest.mark.parametrize("sent", [(1, m.ChannelOpen()), (1, m.BasicDeliver()), (7, m.TxCommit())])

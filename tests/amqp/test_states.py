@@ -124,7 +124,10 @@ def test_an_open_channel_takes_what_a_client_sends_and_refuses_the_rest(kind: ty
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.NAME)
 def test_a_closing_channel_ignores_all_but_close_and_close_ok(kind: type[Method]):
     after = channel_step(ChannelState.closing, kind)
-    assert after is (ChannelState.closed if kind is ChannelCloseOk else ChannelState.closing)
+    answered = {ChannelCloseOk: ChannelState.closed, ChannelClose: ChannelState.both}
+    assert after is answered.get(kind, ChannelState.closing)
+    again = channel_step(ChannelState.both, kind)
+    assert again is (ChannelState.closed if kind is ChannelCloseOk else ChannelState.both)
     if kind is ChannelOpen:  # nobody would answer it
         with pytest.raises(ChannelNumberError):
             channel_step(ChannelState.ending, kind)
@@ -133,5 +136,5 @@ def test_a_closing_channel_ignores_all_but_close_and_close_ok(kind: type[Method]
 
 
 def test_a_channel_that_fails_before_the_clients_close_is_answered_waits_for_close_ok():
-    assert channel_step(ChannelState.ending, Step.close) is ChannelState.closing
+    assert channel_step(ChannelState.ending, Step.close) is ChannelState.both
     assert channel_step(ChannelState.ending, Step.close_ok) is ChannelState.closed

@@ -57,12 +57,13 @@ class Backlog:
         return command
 
     def drop_behind(self, order: float) -> bool:
-        """Drop what came after the command of this order; whether a channel.close was among it."""
+        """Drop what came after the command of this order; whether a channel.close may have been among it."""
         closes = False
         while self._commands and self._commands[-1][0] > order:
             command = self._commands.pop()[1]
             self._size -= _size(command)
-            closes |= type(command) is Command and type(command.method) is ChannelClose
+            # behind a failed command the close has reached the table of channels alone
+            closes |= type(command) is ChannelFailed or type(command.method) is ChannelClose
         return closes
 
     def clear(self) -> None:

@@ -86,8 +86,7 @@ class ChannelTable:
 
 
 def reply_text(name: str, summary: str) -> str:
-    """At most 255 bytes: it has to fit into a short string. Long names give way, so that the text behind them
-    stays.
+    """At most 255 bytes, as a short string has. Long names give way, so that the text behind them stays.
 
     It has no advice beside RabbitMQ's own texts; what RabbitMQ does not say has it in the summary.
     """

@@ -194,9 +194,7 @@ class AmqpConnection:
                     passed_over += 1
 
     def _empty_frames(self, count: int, now: float) -> None:
-        """Refuses more than a client has a reason to send. What waited while it was not read may come at
-        once.
-        """
+        """Refuses more than a client has a reason to send. What waited in the socket may come at once."""
         since, self._counted_at = now - self._counted_at, now
         allowed = since * EMPTY_FRAMES_PER_S
         left = self._may_be_empty

@@ -49,13 +49,14 @@ class ConnectionState(Enum):
 
 
 class ChannelState(Enum):
-    """``closing`` and ``ending`` as for a connection. ``failing``: the broker sends channel.close when what
-    came before is answered.
+    """``closing`` and ``ending`` as for a connection; ``both``: closing, and the client's close is answered.
+    ``failing``: the broker sends channel.close when what came before is answered.
     """
 
     open = "open"
     failing = "failing"
     closing = "closing"
+    both = "closing at both ends"
     ending = "ending"
     closed = "closed"
 
@@ -119,14 +120,15 @@ CHANNEL: Mapping[tuple[ChannelState, Cause], ChannelState] = {
     (_H.ending, Step.fail): _H.ending,
     (_H.ending, Step.close_ok): _H.closed,
     # It failed before the client's close was answered: the answer to the broker's close still comes.
-    (_H.ending, Step.close): _H.closing,
-    (_H.closing, ChannelClose): _H.closing,
+    (_H.ending, Step.close): _H.both,
+    (_H.closing, ChannelClose): _H.both,
     (_H.closing, ChannelCloseOk): _H.closed,
+    (_H.both, ChannelCloseOk): _H.closed,
 }
 
 # In these states a method that is not in the table is ignored; in all others it is refused.
 CONNECTION_IGNORES = frozenset({_C.closing, _C.ending, _C.closed})
-CHANNEL_IGNORES = frozenset({_H.failing, _H.closing, _H.ending})
+CHANNEL_IGNORES = frozenset({_H.failing, _H.closing, _H.both, _H.ending})
 
 
 def connection_step(state: ConnectionState, cause: Cause) -> ConnectionState:

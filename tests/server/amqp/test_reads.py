@@ -218,6 +218,8 @@ def sequence(*commands: tuple[int, str]) -> list[Sent]:
 @example(("plain", "plain"), sequence((1, "count"), (1, "no queue"), (1, "too large")), [50])
 @example(("confirm", "tx"), sequence((1, "publish"), (1, "expiration")), [50])
 @example(("confirm", "tx"), sequence((1, "publish"), (1, "close"), (1, "publish alike"), (1, "close")), [9])
+@example(("plain", "plain"), sequence((1, "ack"), (1, "close"), (1, "close")), [50])
+@example(("plain", "plain"), sequence((1, "bind"), (1, "immediate"), (1, "too large"), (1, "close")), [50])
 def test_a_sequence_has_the_same_effects_and_answers_whatever_its_reads_are(
     modes: tuple[str, str], commands: list[Sent], sizes: list[int]
 ) -> None:
