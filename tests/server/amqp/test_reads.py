@@ -167,7 +167,7 @@ def told(answers: Sequence[Command]) -> list[object]:
     found: list[object] = []
     returned: list[Command] = []
     confirmed: dict[int, str] = {}
-    last = 0
+    settled: set[int] = set()
 
     def gathered() -> None:
         if returned or confirmed:
@@ -178,11 +178,11 @@ def told(answers: Sequence[Command]) -> list[object]:
     for answer in answers:
         if isinstance(answer.method, CONFIRMS):
             tag = answer.method.delivery_tag
-            first = last + 1 if answer.method.multiple else tag
-            for number in range(first, tag + 1):
-                if number not in confirmed:
-                    confirmed[number] = answer.method.NAME
-            last = max(last, tag)
+            first = 1 if answer.method.multiple else tag  # all that have none yet
+            new = set(range(first, tag + 1)) - settled
+            assert new, "confirmed twice"
+            confirmed.update(dict.fromkeys(new, answer.method.NAME))
+            settled |= new
         elif isinstance(answer.method, m.BasicReturn):
             returned.append(answer)
         else:
@@ -219,6 +219,7 @@ def sequence(*commands: tuple[int, str]) -> list[Sent]:
 @example(("confirm", "tx"), sequence((1, "publish"), (1, "expiration")), [50])
 @example(("confirm", "tx"), sequence((1, "publish"), (1, "close"), (1, "publish alike"), (1, "close")), [9])
 @example(("plain", "plain"), sequence((1, "ack"), (1, "close"), (1, "close")), [50])
+@example(("plain", "confirm"), sequence((2, "full"), (2, "full")), [50])
 @example(("plain", "plain"), sequence((1, "bind"), (1, "immediate"), (1, "too large"), (1, "close")), [50])
 def test_a_sequence_has_the_same_effects_and_answers_whatever_its_reads_are(
     modes: tuple[str, str], commands: list[Sent], sizes: list[int]
