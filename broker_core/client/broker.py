@@ -1,8 +1,8 @@
 """BrokerClient: the engine's port over Flight, and the words of channels and of the operator, from any
 process.
 
-Not here: connecting (``connection.py``), finding or starting the broker (``starter.py``), the contract
-(``contract.py``).
+Not here: connecting (``connection.py``), finding or starting the broker (``starter.py``), reading and staging
+rows (``read.py``, ``stage.py``), the contract (``contract.py``).
 
 Invariant: a call returns only what the broker has answered. Until ``reconnect_s`` is over, a broken
 connection or a restarted broker only delays a call. Each row is read once and staged once, even if the
@@ -16,23 +16,18 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pyarrow as pa
-import pyarrow.flight as arrow_flight
 
 from broker_core.admin import BindingInfo, ChannelInfo, ExchangeInfo, PreparedInfo, QueueInfo
-from broker_core.arrow.rows import ReadPlan, assemble
-from broker_core.arrow.segment_files import SegmentFiles
 from broker_core.client.channel import RemoteChannel
-from broker_core.client.connection import CONNECT_S, FAILED, RECONNECT_S, FlightConnection, Live
+from broker_core.client.connection import CONNECT_S, RECONNECT_S, FlightConnection
+from broker_core.client.read import read, read_branches, read_slices
 from broker_core.client.stage import stage
-from broker_core.core import errors
 from broker_core.core.address import Address, parse_address
 from broker_core.core.checks import checked_calls
 from broker_core.core.credentials import Credentials
-from broker_core.core.ids import NO_BLOCK, BlockId
 from broker_core.core.xa.recover_info import RecoverInfo
 from broker_core.engine import (
     AppOperator,
@@ -49,7 +44,6 @@ from broker_core.flight import contract
 
 P = ParamSpec("P")
 T = TypeVar("T")
-TicketOf = Callable[[tuple[Slice, ...]], contract.Ticket]
 
 _clients: dict[tuple[int, Address], BrokerClient] = {}
 _clients_lock = threading.Lock()
@@ -158,7 +152,6 @@ class BrokerClient:
         return live.identity
 
     # -- logs ------------------------------------------------------------------------------------------------
-
     logs = _word(Source.logs)
     log_ids = _word(Source.log_ids)
     available = _word(Source.available)
@@ -175,7 +168,6 @@ class BrokerClient:
                 return grown
 
     # -- source ----------------------------------------------------------------------------------------------
-
     claim = _word(Source.claim)
     resolve = _word(Source.resolve)
     count = _word(Source.count)
@@ -184,62 +176,16 @@ class BrokerClient:
 
     def read(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
         """As in the port: from mapped files on the broker's host, elsewhere over Flight."""
-        plan, rows = contract.decode_read(self._connection.call("read", contract.encode(ticket)))
-        if plan is None:
-            return iter(contract.decode_rows(rows))
-        directory = self._connection.live().local if self._map_files else ""
-        return self._read_mapped(ticket, plan, directory) if directory else self._read_served(ticket)
-
-    def _read_mapped(self, ticket: ReadTicket, plan: ReadPlan, directory: str) -> Iterator[pa.RecordBatch]:
-        files = SegmentFiles(directory)
-        # the batch of the last piece: small runs share one
-        block: tuple[BlockId, pa.RecordBatch | None] = (NO_BLOCK, None)
-        served: list[Slice] = []
-        for piece in plan.pieces:
-            if piece.location is not None and (block[0] != piece.block_id or block[1] is None):
-                block = (piece.block_id, files.read(piece.location))
-            if piece.location is None or block[1] is None:
-                served.append((piece.log, piece.first, piece.first + piece.count))
-                continue
-            if served:
-                yield from self._read_served(replace(ticket, slices=_joined(served)))
-                served = []
-            rows = assemble(piece, block[1], transaction=plan.transaction)
-            if rows.num_rows:
-                yield rows
-        if served:
-            yield from self._read_served(replace(ticket, slices=_joined(served)))
-
-    def _read_served(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
-        """DoGet; after a broken connection it goes on at the first row that was not delivered."""
-        return self._resumed(
-            ticket.slices, lambda slices: contract.Ticket(read=replace(ticket, slices=slices))
-        )
+        return read(self._connection, ticket, by_files=self._map_files)
 
     def browse(
         self, slices: Sequence[Slice], *, transaction: bool = False, record: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """Yields unsettled rows of the slices; claims and changes nothing."""
-        return self._resumed(
-            tuple(slices), lambda left: contract.Ticket(browse=left, transaction=transaction)
-        )
-
-    def _resumed(self, slices: tuple[Slice, ...], ticket_of: TicketOf) -> Iterator[pa.RecordBatch]:
-        left = slices
-        patience = self._connection.patience()
-        while left:
-            live = self._connection.live(patience)
-            try:
-                for batch in _batches(live, ticket_of(left)):
-                    patience.renew()
-                    left = _after(left, batch)
-                    yield batch
-                return
-            except FAILED as error:
-                self._connection.broken(live, error, patience)
+        of = functools.partial(contract.Ticket, transaction=transaction)
+        return read_slices(self._connection, tuple(slices), lambda left: of(browse=left))
 
     # -- sink ------------------------------------------------------------------------------------------------
-
     _opened = _word(Sink.open_batch)
 
     def open_batch(
@@ -267,26 +213,11 @@ class BrokerClient:
     rollback_batch = _word(Sink.rollback_batch)
 
     # -- apply, mirror ---------------------------------------------------------------------------------------
-
     unapplied = _word(Sink.unapplied)
 
     def read_branches(self, branches: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """As in the port; after a broken connection delivered rows, which never change, are skipped."""
-        delivered = 0
-        patience = self._connection.patience()
-        while True:
-            live, passed = self._connection.live(patience), 0
-            try:
-                for batch in _batches(live, contract.Ticket(branches=tuple(branches))):
-                    rows = batch.slice(min(max(delivered - passed, 0), batch.num_rows))
-                    passed += batch.num_rows
-                    if rows.num_rows:
-                        patience.renew()
-                        delivered = passed
-                        yield rows
-                return
-            except FAILED as error:
-                self._connection.broken(live, error, patience)
+        """As in the port; after a broken connection delivered rows are skipped."""
+        return read_branches(self._connection, contract.Ticket(branches=tuple(branches)))
 
     mark_applied = _word(Sink.mark_applied)
     publish_refused = _word(Sink.publish_refused)
@@ -297,7 +228,6 @@ class BrokerClient:
     resume = _word(Sink.resume)
 
     # -- apps ------------------------------------------------------------------------------------------------
-
     apps = _word(AppOperator.apps)
     app = _word(AppOperator.app)
     staged_batches = _word(AppOperator.staged_batches)
@@ -306,7 +236,6 @@ class BrokerClient:
     note = _word(AppOperator.note)
 
     # -- channels and the operator ---------------------------------------------------------------------------
-
     def channel(self) -> RemoteChannel:
         """Opens a channel. When it or this process ends, it rolls back and requeues what it holds."""
         return RemoteChannel(self._connection)
@@ -385,34 +314,3 @@ def _client_of(address: Address, reconnect_s: float, connect_s: float, map_files
     client = BrokerClient.__new__(BrokerClient)
     client._set_up(address, reconnect_s, connect_s, map_files)
     return client
-
-
-def _batches(live: Live, ticket: contract.Ticket) -> Iterator[pa.RecordBatch]:
-    reader = live.client.do_get(arrow_flight.Ticket(contract.encode(ticket)))
-    try:
-        for chunk in reader:
-            if chunk.data is not None and chunk.data.num_rows:
-                yield chunk.data
-    finally:
-        reader.cancel()  # a reader that stops early must not leave the server waiting
-
-
-def _after(slices: tuple[Slice, ...], batch: pa.RecordBatch) -> tuple[Slice, ...]:
-    """What of ``slices`` is left when ``batch`` was delivered."""
-    log = batch.column("queue")[0].as_py()
-    last = batch.column("offset")[batch.num_rows - 1].as_py()
-    for index, (name, start, end) in enumerate(slices):
-        if name == log and start <= last < end:
-            rest = slices[index + 1 :]
-            return ((name, last + 1, end), *rest) if last + 1 < end else rest
-    raise errors.RemoteProtocolError(f"the broker sent offset {last} of {log!r}, which was not asked for")
-
-
-def _joined(slices: Sequence[Slice]) -> tuple[Slice, ...]:
-    joined: list[Slice] = []
-    for log, start, end in slices:
-        if joined and joined[-1][0] == log and joined[-1][2] == start:
-            joined[-1] = (log, joined[-1][1], end)
-        else:
-            joined.append((log, start, end))
-    return tuple(joined)

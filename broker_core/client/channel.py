@@ -37,9 +37,7 @@ _keeper_lock = threading.Lock()
 
 @checked_calls(but=("publish",))
 class RemoteChannel:
-    """Not shared between threads: calls of two threads are put in some order. Close it, or use it in a
-    ``with``.
-    """
+    """For one thread at a time: calls of two are put in some order. Close it, or use it in a ``with``."""
 
     def __init__(self, connection: FlightConnection) -> None:
         self._connection = connection
@@ -52,7 +50,7 @@ class RemoteChannel:
         self._waiting: list[dict[str, object]] = []  # publishes of the transaction that are not sent yet
         self._waiting_bytes = 0
         self._pid = os.getpid()
-        self._opened_us: int = contract.decode(int, self._send("open", 0, {}))
+        self._opened_us: int = contract.decode(int, self._send("open"))
         _keep(self)
 
     def __enter__(self) -> RemoteChannel:
@@ -62,7 +60,6 @@ class RemoteChannel:
         self.close()
 
     # -- topology --------------------------------------------------------------------------------------------
-
     def exchange_declare(
         self,
         exchange: str,
@@ -96,14 +93,12 @@ class RemoteChannel:
     def queue_bind(
         self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
-        names = {"queue": queue, "exchange": exchange, "routing_key": routing_key}
-        self._do("queue_bind", **names, arguments=arguments)
+        self._do("queue_bind", queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments)
 
     def queue_unbind(
         self, queue: str, exchange: str, routing_key: str = "", arguments: Mapping[str, object] | None = None
     ) -> None:
-        names = {"queue": queue, "exchange": exchange, "routing_key": routing_key}
-        self._do("queue_unbind", **names, arguments=arguments)
+        self._do("queue_unbind", queue=queue, exchange=exchange, routing_key=routing_key, arguments=arguments)
 
     def queue_delete(self, queue: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
         """How many messages were deleted with it."""
@@ -114,7 +109,6 @@ class RemoteChannel:
         return self._call("queue_purge", int, queue=queue)
 
     # -- messages --------------------------------------------------------------------------------------------
-
     def publish(
         self,
         body: bytes,
@@ -133,11 +127,8 @@ class RemoteChannel:
         encoded = properties.encode() if isinstance(properties, Properties) else properties
         message: dict[str, object] = {"body": body, "exchange": exchange, "routing_key": routing_key}
         message |= {"properties": encoded, "mandatory": mandatory}
-        if not (
-            type(body) is type(encoded) is bytes
-            and type(exchange) is type(routing_key) is str
-            and len(routing_key) < 64
-        ):
+        plain = type(body) is type(encoded) is bytes and type(exchange) is type(routing_key) is str
+        if not plain or len(routing_key) >= 64:
             if not isinstance(body, (bytes, bytearray, memoryview)):
                 raise errors.OptionError(f"a body must be bytes, not {type(body).__name__}; encode it first")
             check_call("publish", RemoteChannel.publish, message)
@@ -174,7 +165,6 @@ class RemoteChannel:
         return self._call("recover", int)
 
     # -- transactions ----------------------------------------------------------------------------------------
-
     def tx_select(self) -> None:
         self._do("tx_select")
         self._transactional = True
@@ -189,7 +179,7 @@ class RemoteChannel:
             more, taken = self._last("tx_commit", int, 0, token=token, routed=routed), 0
         with contextlib.suppress(errors.ConnectionFailed):  # it is committed: the next call raises it
             while more:  # a block at a time
-                more = contract.decode(list[Message], self._send("take_returned", 0, {"taken": taken}))
+                more = contract.decode(list[Message], self._send("take_returned", taken=taken))
                 self.returned += more
                 taken += len(more)
 
@@ -221,8 +211,7 @@ class RemoteChannel:
 
     def tx_rollback(self) -> None:
         with self._lock:
-            self._waiting.clear()
-            self._waiting_bytes = 0
+            self._waiting, self._waiting_bytes = [], 0
         self._do("tx_rollback")
 
     def prepare(self, xid: str) -> str:
@@ -236,11 +225,10 @@ class RemoteChannel:
         return bool(contract.decode(bool, answer))
 
     # -- lease and close -------------------------------------------------------------------------------------
-
     def keepalive(self) -> None:
         """Renew the lease; a thread of this module does it for every open channel."""
         if not self._closed and self._pid == os.getpid():
-            self._send("keepalive", 0, {})
+            self._send("keepalive")
 
     def close(self) -> None:
         """Roll back, and requeue what was delivered and not settled. Twice is fine."""
@@ -253,10 +241,9 @@ class RemoteChannel:
         _open.discard(self)
         # gone with its broker, or it will end with its lease
         with contextlib.suppress(errors.ConnectionFailed):
-            self._send("close", 0, {})
+            self._send("close")
 
     # -- calls -----------------------------------------------------------------------------------------------
-
     def _do(self, word: str, **arguments: object) -> None:
         self._call(word, type(None), **arguments)
 
@@ -286,7 +273,7 @@ class RemoteChannel:
         call = contract.encode(contract.ChannelCall(self._id, self._number + 1, arguments))
         self._number += 1
         try:
-            answer = self._connection.call(f"channel.{word}", call)
+            return self._connection.call(f"channel.{word}", call)
         except errors.ConnectionFailed:
             self._closed = errors.ConnectionFailed  # what the broker may still hold of it ends with its lease
             _open.discard(self)
@@ -294,12 +281,10 @@ class RemoteChannel:
         except (KeyboardInterrupt, SystemExit):  # the broker may not have got this number
             self._end()
             raise
-        return answer
 
-    def _send(self, word: str, number: int, arguments: dict[str, object]) -> object:
-        return self._connection.call(
-            f"channel.{word}", contract.encode(contract.ChannelCall(self._id, number, arguments))
-        )
+    def _send(self, word: str, **arguments: object) -> object:
+        call = contract.ChannelCall(self._id, 0, arguments)
+        return self._connection.call(f"channel.{word}", contract.encode(call))
 
 
 def _keep(channel: RemoteChannel) -> None:

@@ -129,7 +129,6 @@ class FlightConnection:
         return Backoff(limit_s, Time(), PAUSES_S)
 
     # -- calls -----------------------------------------------------------------------------------------------
-
     def call(
         self,
         action: str,
@@ -168,15 +167,12 @@ class FlightConnection:
             raise errors.RemoteProtocolError(
                 f"{self.address}: {type(error).__name__}: {errors.one_line(error)[:500]}"
             ) from error
-        if not isinstance(
-            error, arrow_flight.FlightCancelledError
-        ):  # by a broker with too many calls, or gone
+        if not isinstance(error, arrow_flight.FlightCancelledError):  # too many calls, or the broker is gone
             self._drop(live)
         if not patience.failed():
             raise crossed or self._failure() from error
 
     # -- making it -------------------------------------------------------------------------------------------
-
     def live(self, patience: Backoff | None = None) -> Live:
         """The connection. Raises ConnectionFailed when ``patience`` ends."""
         live = self._live

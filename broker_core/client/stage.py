@@ -38,7 +38,8 @@ def stage(
     if header.kind == "publish" and len(first) > 1 and by_files and connection.live().takes_files:
         stream = _FileStream(connection, header)
     if len(first) == 1 and first[0].nbytes <= contract.SMALL_PART_BYTES:
-        stream.receipts.append(_stage_small(connection, header, first[0]))
+        message = contract.encode_part(contract.PartHeader(header, 0), first[0])
+        stream.receipts.append(contract.decode(contract.PartReceipt, connection.call("stage", message)))
     else:
         with contextlib.closing(stream):
             for batch in itertools.chain(first, source):
@@ -49,14 +50,6 @@ def stage(
     return StagedBranch(
         header.branch, header.partition, header.attempt, sum(receipt.rows for receipt in receipts), checksum
     )
-
-
-def _stage_small(
-    connection: FlightConnection, header: BranchHeader, batch: pa.RecordBatch
-) -> contract.PartReceipt:
-    answer = connection.call("stage", contract.encode_part(contract.PartHeader(header, 0), batch))
-    receipt: contract.PartReceipt = contract.decode(contract.PartReceipt, answer)
-    return receipt
 
 
 class _PartStream:
@@ -100,7 +93,7 @@ class _PartStream:
                 step()
                 return
             except FAILED as error:
-                self._abandon()
+                self.close()
                 self._connection.broken(live, error, self._patience)
 
     def _reopen(self, live: Live) -> None:
@@ -132,9 +125,6 @@ class _PartStream:
         self._waiting.popleft()
         self.receipts.append(receipt)
         self._patience.renew()
-
-    def _abandon(self) -> None:
-        self.close()
 
 
 class _FileStream:

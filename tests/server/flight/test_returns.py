@@ -87,10 +87,10 @@ def _lost(_name: str) -> None:
 def lose_returned(patch: pytest.MonkeyPatch) -> None:
     send = RemoteChannel._send
 
-    def lost(channel: RemoteChannel, word: str, *rest: Any) -> object:
+    def lost(channel: RemoteChannel, word: str, **rest: Any) -> object:
         if word == "take_returned":
             raise errors.ConnectionFailed("lost")
-        return send(channel, word, *rest)
+        return send(channel, word, **rest)
 
     patch.setattr(RemoteChannel, "_send", lost)
 
