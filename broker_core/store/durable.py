@@ -1,6 +1,7 @@
 """DurableStore: Arrow segments for the bytes, one SQLite transaction for their meaning.
 
-Not here: file formats (``segment.py``), SQL (``catalog.py``), ``recovery.py``, any rule of the domain.
+Not here: where blocks are (``blocks.py``), file formats (``segment.py``), SQL (``catalog.py``),
+``recovery.py``, any rule of the domain.
 
 Invariant: what the catalog does not name does not exist, and what it names is durable. After a failed write,
 sync or commit the store accepts no writes until it is reopened: the state of the disk is unknown.
@@ -9,7 +10,6 @@ sync or commit the store accepts no writes until it is reopened: the state of th
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,30 +21,24 @@ from broker_core.core import failpoint
 from broker_core.core.change import Change, Damaged, InboxRow
 from broker_core.core.errors import DataLoss, OptionError, ResourceShortage, StoreError, StoreFailed
 from broker_core.core.ids import NO_SEQUENCE, BlockId, CommitSequence
-from broker_core.store.cache import BlockCache
-from broker_core.store.codec import Encoded, blank_bodies, encode_change, merged_block
+from broker_core.store.blocks import StoredBlocks
+from broker_core.store.codec import Encoded, blank_bodies, encode_change
 from broker_core.store.directory import DirectoryLock, prepare
-from broker_core.store.failure import corrupt_catalog, store_error, unread_catalog
+from broker_core.store.failure import store_error, unread_catalog
 from broker_core.store.inbox import MAX_ROWS, Packed, pack_group, unpack_all
-from broker_core.store.port import BlockInfo, BlockUsage, Location, SegmentUsage, StoreImage
+from broker_core.store.port import BlockInfo, Location, SegmentUsage, StoreImage
 from broker_core.store.recovery import recover
 from broker_core.store.segment import ROLL_BYTES, BlockPlace
 
 CACHE_BYTES = 32 * 1024 * 1024
 
 
-def _info(block_id: BlockId, place: BlockPlace) -> BlockInfo:
-    return BlockInfo(block_id, place.rows, place.size_bytes, place.checksum)
-
-
-Inbox = Mapping[BlockId, list[InboxRow]]
 Places = Mapping[BlockId, BlockPlace]
 
 
 class Plan:
     """What one commit does to the files, computed and checked before anything is written: of ``changes``,
-    given the rows of open blocks (``inbox``), and the blocks that are named, appended, and sealed or
-    rewritten.
+    given the blocks of before.
 
     It is complete, or ValueError is raised. New rows of an open block follow its existing rows.
     """
@@ -53,9 +47,7 @@ class Plan:
         "carried", "forgotten", "history", "inbox", "only_messages", "put", "rows", "sealed", "sequence",
     )  # fmt: skip
 
-    def __init__(
-        self, changes: Sequence[Change], inbox: Inbox, places: Places, staged: Places, written: Places
-    ) -> None:
+    def __init__(self, changes: Sequence[Change], blocks: StoredBlocks) -> None:
         self.rows: list[InboxRow] = []
         self.inbox: dict[BlockId, list[InboxRow]] = {}  # the same rows, by block
         self.put: dict[BlockId, BlockPlace] = {}
@@ -73,13 +65,13 @@ class Plan:
                 self.history = change.history
             found = change.journal or change.names or change.seals or change.moves
             if found or change.forgets or change.tidy:
-                self._add(change, staged, written)
+                self._add(change, blocks.staged, blocks.written)
         if self.rows:
-            self._check_rows(inbox, places)
+            self._check_rows(blocks)
         if self.history and not self.rows:
             raise ValueError("a group has a history to keep beside its rows, and no rows")
         for block_id in self.sealed:
-            rows = len(inbox.get(block_id, ())) + len(self.inbox.get(block_id, ()))
+            rows = len(blocks.inbox.get(block_id, ())) + len(self.inbox.get(block_id, ()))
             if rows != self.put[block_id].rows:
                 raise ValueError(
                     f"open block {block_id} has {rows} rows, but {self.put[block_id].rows} were sealed"
@@ -96,7 +88,7 @@ class Plan:
         self.sealed += change.seals
         self.forgotten += change.forgets
 
-    def _check_rows(self, inbox: Inbox, places: Places) -> None:
+    def _check_rows(self, blocks: StoredBlocks) -> None:
         rows = self.rows
         self.carried = rows[-1][2]  # rows are in commit order
         block_id = rows[0][0]
@@ -106,12 +98,12 @@ class Plan:
                 block_id: [row for row in rows if row[0] == block_id] for block_id in {row[0] for row in rows}
             }
         for block_id, rows in self.inbox.items():
-            first = len(inbox.get(block_id, ()))
+            first = len(blocks.inbox.get(block_id, ()))
             end = first + len(rows)
             for row, expected in zip(rows, range(first, end)):
                 if row[1] != expected:
                     raise ValueError(f"row {row[1]} of block {block_id} is not the next one, {expected}")
-            if end > MAX_ROWS or block_id in places:
+            if end > MAX_ROWS or block_id in blocks.places:
                 raise ValueError(f"block {block_id} takes no more rows behind row {first}")
 
 
@@ -126,27 +118,20 @@ class DurableStore:
         self, path: str | Path, *, roll_bytes: int = ROLL_BYTES, cache_bytes: int = CACHE_BYTES
     ) -> None:
         self._path = Path(path).absolute()
-        self._lock = threading.Lock()
         self._failure: StoreError | None = None
         self._closed = False
-        self._staged: dict[BlockId, BlockPlace] = {}  # appended, not named yet
-        self._written: dict[BlockId, BlockPlace] = {}  # sealed or rewritten, not yet committed
-        # the rows of the open blocks; the tuples are shared with the domain
-        self._inbox: dict[BlockId, list[InboxRow]] = {}
-        self._open_block: tuple[BlockId, pa.RecordBatch] | None = None  # the last inbox block that was read
-        self._cache = BlockCache(cache_bytes)
         prepare(self._path)
         self._directory_lock = DirectoryLock(self._path)
         try:
-            self._catalog, meta, self._segments, self._places, live = recover(self._path, roll_bytes)
+            self._catalog, meta, self._segments, places = recover(self._path, roll_bytes)
         except BaseException as error:
             self._directory_lock.release()
             if isinstance(error, (OSError, sqlite3.Error)):
                 raise store_error(error, self._path) from error
             raise
+        self._blocks = StoredBlocks(self._path, self._segments, places, cache_bytes)
         self._clean, self._sequence = bool(meta.clean), CommitSequence(meta.sequence)
         self._next_block_id = meta.next_block_id
-        self._named_segments = live  # have a row in the catalog
 
     @property
     def directory(self) -> Path:
@@ -160,21 +145,15 @@ class DurableStore:
             inbox, history = unpack_all(self._catalog.packed_inbox())
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise unread_catalog(error, self._path) from error
-        for row in inbox:
-            rows = self._inbox.setdefault(row.block_id, [])
-            if row.row != len(rows) or row.block_id in self._places:
-                what = f"row {row.row} of open block {row.block_id} does not follow row {len(rows) - 1}"
-                raise corrupt_catalog(self._path / "catalog.db", what)
-            rows.append(row)
+        blocks = self._blocks.load(inbox)
         self._sequence = max([self._sequence, *(row.sequence for row in inbox)])
-        self._next_block_id = max([self._next_block_id, *(block_id + 1 for block_id in self._inbox)])
-        blocks = [_info(block_id, place) for block_id, place in self._places.items()]
+        self._next_block_id = max([self._next_block_id, *(block_id + 1 for block_id in self._blocks.inbox)])
         return StoreImage(records, inbox, blocks, self._sequence, self._clean, history, damaged)
 
     # Writing
 
     def new_block_id(self) -> BlockId:
-        with self._lock:
+        with self._blocks.lock:
             block_id, self._next_block_id = BlockId(self._next_block_id), self._next_block_id + 1
             return block_id
 
@@ -204,11 +183,9 @@ class DurableStore:
     def append(self, block: pa.RecordBatch) -> BlockInfo:
         block_id = self.new_block_id()
         with self._writing():
-            place = self._segments.append(block_id, block)
-            with self._lock:
-                self._staged[block_id] = place
+            info = self._blocks.stage(block_id, self._segments.append(block_id, block))
             failpoint.here("store.append.written")
-        return _info(block_id, place)
+        return info
 
     def adopt(self, file: PartFile) -> list[tuple[BlockInfo, pa.RecordBatch]]:
         """Makes a writer's file a segment, as if its blocks were appended. Empty, and nothing done, if the
@@ -216,16 +193,10 @@ class DurableStore:
         """
         self._check_writable()
         block_ids = [self.new_block_id() for _ in file.parts]
-        taken = self._segments.adopt_file(block_ids, file)
-        with self._lock:
-            self._staged.update(
-                {block_id: place for block_id, (place, _) in zip(block_ids, taken, strict=False)}
-            )
+        taken = zip(block_ids, self._segments.adopt_file(block_ids, file), strict=False)
+        adopted = [(self._blocks.stage(block_id, place), block) for block_id, (place, block) in taken]
         failpoint.here("store.adopt.linked")
-        return [
-            (_info(block_id, place), block)
-            for block_id, (place, block) in zip(block_ids, taken, strict=False)
-        ]
+        return adopted
 
     def sync(self) -> None:
         with self._writing():
@@ -240,7 +211,7 @@ class DurableStore:
         encoded = [encode_change(change) for change in changes]
         try:
             # 1. nothing is written yet
-            plan = Plan(changes, self._inbox, self._places, self._staged, self._written)
+            plan = Plan(changes, self._blocks)
             failpoint.here("store.commit.begin")
             # 2. the bytes that this commit names
             if plan.put:
@@ -286,73 +257,37 @@ class DurableStore:
         catalog.put_records(encoded)
         emptied: list[BlockId] = []
         if plan.put or plan.forgotten:
-            emptied = [block_id for block_id in (*plan.sealed, *plan.forgotten) if block_id in self._inbox]
-            self._execute_blocks(plan, emptied)
+            inbox = self._blocks.inbox
+            emptied = [block_id for block_id in (*plan.sealed, *plan.forgotten) if block_id in inbox]
+            self._blocks.name(catalog, plan.put, plan.forgotten, emptied)
         idle = segments.take_idle() if segments.idle else []
         for number in segments.take_closed() if segments.closed else ():
             catalog.close_segment(number)
         for number in idle:
             catalog.drop_segment(number)
-            self._named_segments.discard(number)
         if emptied or plan.sequence > last:
             catalog.set_meta(sequence=max(plan.sequence, last))
         if plan.forgotten or idle:
             catalog.set_meta(next_block_id=self._next_block_id, next_segment=segments.next_number)
         return idle
 
-    def _execute_blocks(self, plan: Plan, emptied: list[BlockId]) -> None:
-        catalog, segments = self._catalog, self._segments
-        for block_id in emptied:
-            catalog.drop_inbox(block_id)
-        for block_id, place in plan.put.items():
-            if place.segment not in self._named_segments:
-                self._named_segments.add(place.segment)
-                self._name_segment(place.segment)
-            catalog.put_block(block_id, place)
-            old = self._places.get(block_id)
-            if old is not None and old.segment != place.segment:
-                segments.release(old.segment, block_id)
-        for block_id in plan.forgotten:
-            for source in (self._places, self._staged, self._written):
-                if block_id in source:
-                    segments.release(source[block_id].segment, block_id)
-            if block_id in self._places or block_id in plan.put:
-                catalog.drop_block(block_id)
-
-    def _name_segment(self, number: int) -> None:
-        segment = self._segments.info(number)
-        self._catalog.put_segment(number, segment.kind, segment.schema_bytes)
-        if segment.descriptor < 0:
-            self._catalog.close_segment(number)
-
     def _publish(self, plan: Plan) -> None:
-        with self._lock:
+        blocks = self._blocks
+        with blocks.lock:
             for block_id, rows in plan.inbox.items():
-                self._inbox.setdefault(block_id, []).extend(rows)
+                blocks.inbox.setdefault(block_id, []).extend(rows)
             self._sequence = max(self._sequence, plan.sequence, plan.carried)
-            if plan.only_messages:
-                return
-            for block_id, place in plan.put.items():
-                self._places[block_id] = place
-                self._staged.pop(block_id, None)
-                self._written.pop(block_id, None)
-                self._inbox.pop(block_id, None)
-                self._cache.drop(block_id)
-            for block_id in plan.forgotten:
-                for source in (self._places, self._staged, self._written):
-                    source.pop(block_id, None)
-                self._inbox.pop(block_id, None)
-                self._cache.drop(block_id)
+            if plan.put or plan.forgotten:
+                blocks.show(plan.put, plan.forgotten)
 
     def seal(self, block_id: BlockId) -> None:
-        with self._lock:
-            rows = list(self._inbox.get(block_id, ()))
-        if not rows:
+        block = self._blocks.read_open(block_id)
+        if block is None:
             raise DataLoss(f"block {block_id} is not an open block of {self._path}")
         with self._writing():
-            self._put_written(block_id, self._segments.append(block_id, merged_block(rows)))
+            segment = self._blocks.rewrite(block_id, block)
             failpoint.here("store.seal.written")
-            self._segments.sync({self._written[block_id].segment})
+            self._segments.sync({segment})
             failpoint.here("store.seal.synced")
 
     def rewrite(self, block_id: BlockId, live: bytes | None, block: pa.RecordBatch | None = None) -> None:
@@ -360,105 +295,31 @@ class DurableStore:
         if live is not None:
             block = blank_bodies(block, live)
         with self._writing():
-            self._put_written(block_id, self._segments.append(block_id, block))
-            self._segments.sync({self._written[block_id].segment})
+            self._segments.sync({self._blocks.rewrite(block_id, block)})
             failpoint.here("store.rewrite.synced")
-
-    def _put_written(self, block_id: BlockId, place: BlockPlace) -> None:
-        with self._lock:
-            before = self._written.get(block_id)
-            self._written[block_id] = place
-            in_use = {place.segment, self._places.get(block_id, place).segment}
-        if before is not None and before.segment not in in_use:
-            self._segments.release(before.segment, block_id)
 
     # Reading
 
     def segment_usage(self) -> list[SegmentUsage]:
-        usage = []
-        for number, kind, size_bytes, is_open, live in self._segments.usage():
-            blocks = []
-            for block_id in live:
-                place = self._places.get(block_id)
-                in_catalog = place is not None and place.segment == number
-                place = place if in_catalog else self._staged.get(block_id) or self._written.get(block_id)
-                blocks.append(
-                    BlockUsage(
-                        block_id, place.length if place else 0, place.size_bytes if place else 0, in_catalog
-                    )
-                )
-            usage.append(SegmentUsage(number, kind, size_bytes, is_open, blocks))
-        return usage
+        return self._blocks.usage()
 
     def roll(self, number: int) -> None:
         with self._writing():
             self._segments.roll(number)
 
     def read(self, block_id: BlockId) -> pa.RecordBatch:
-        # a move or forget may delete the file after its place is found and before it is opened
-        for _ in range(3):
-            rows = self._cache.get(block_id)
-            if rows is None:
-                rows = self._read_open(block_id)
-            if rows is not None:
-                return rows
-            place = self._place(block_id)
-            try:
-                block, size_bytes = self._segments.read(block_id, place)
-            except DataLoss:
-                if self._find(block_id) == place:
-                    raise
-                continue
-            with self._lock:
-                if self._find(block_id) == place:
-                    self._cache.put(block_id, block, size_bytes)
-            return block
-        raise DataLoss(f"block {block_id} moved again and again while it was read; read it again")
+        return self._blocks.read(block_id)
 
     def peek(self, block_id: BlockId) -> pa.RecordBatch | None:
-        return self._cache.get(block_id)
-
-    def _find(self, block_id: BlockId) -> BlockPlace | None:
-        """Finds also a block that is appended and not named yet, which the commit that names it may have to
-        read.
-        """
-        return self._places.get(block_id) or self._staged.get(block_id)
-
-    def _place(self, block_id: BlockId) -> BlockPlace:
-        place = self._find(block_id)
-        if place is None:
-            raise DataLoss(
-                f"block {block_id} is not in the catalog of {self._path}: its messages were "
-                "forgotten or never committed"
-            )
-        return place
-
-    def _read_open(self, block_id: BlockId) -> pa.RecordBatch | None:
-        with self._lock:
-            rows = self._inbox.get(block_id)
-            if rows is None:
-                return None
-            opened = self._open_block
-            if opened is not None and opened[0] == block_id and opened[1].num_rows == len(rows):
-                return opened[1]
-            rows = list(rows)
-        block = merged_block(rows)
-        self._open_block = (block_id, block)
-        return block
+        return self._blocks.cache.get(block_id)
 
     def locate(self, block_id: BlockId) -> Location | None:
-        with self._lock:
-            if block_id in self._inbox:
-                return None
-            place = self._place(block_id)
-        return Location(
-            str(self._segments.path(place.segment)), place.position, place.length, place.checksum, place.rows
-        )
+        return self._blocks.locate(block_id)
 
     @contextmanager
     def pin_segments(self) -> Iterator[Callable[[Path, Callable[[], None]], None]]:
         """Until its end no segment is deleted. Yields what copies the catalog. Raises ResourceLocked."""
-        with self._segments.pin():
+        with self._segments.deletions.pin():
             yield self._catalog.copy_to
 
     def close(self, *, clean: bool = True) -> None:

@@ -185,9 +185,5 @@ def unpack(key: object, count: object, messages: object, *, errors: str = "stric
         *(values[part * count : (part + 1) * count] for part in (2, 3, 4)),
     ]
     numbers = range(first, first + count)
-    return list(
-        map(
-            InboxRow._make,
-            zip(repeat(key >> ROW_BITS, count), numbers, sequences, times, *columns, strict=True),
-        )
-    )
+    rows = zip(repeat(key >> ROW_BITS, count), numbers, sequences, times, *columns, strict=True)
+    return list(map(InboxRow._make, rows))

@@ -45,21 +45,13 @@ def hidden_commits(path: Path) -> HiddenCommits | None:
         return None
     magic, _version, page_size, _sequence, *salt, check_0, check_1 = _HEADER.unpack_from(content)
     big_endian = bool(magic & 1)
-    valid = magic & ~1 == _MAGIC and _checksum(content[:24], (0, 0), big_endian=big_endian) == (
-        check_0,
-        check_1,
-    )
+    check = check_0, check_1
+    valid = magic & ~1 == _MAGIC and _checksum(content[:24], (0, 0), big_endian=big_endian) == check
     if not valid:
-        page_size, salt = (
-            1024,
-            list(_FRAME.unpack_from(content, _HEADER.size)[2:4])
-            if len(content) >= _HEADER.size + _FRAME.size
-            else [],
-        )
+        is_whole = len(content) >= _HEADER.size + _FRAME.size
+        page_size, salt = 1024, list(_FRAME.unpack_from(content, _HEADER.size)[2:4]) if is_whole else []
     size = _FRAME.size + page_size
-    end = (
-        _valid_end(content, size, (check_0, check_1), salt, big_endian=big_endian) if valid else _HEADER.size
-    )
+    end = _valid_end(content, size, check, salt, big_endian=big_endian) if valid else _HEADER.size
     later = [
         commit
         for position in range(end, len(content) - size + 1, size)

@@ -22,13 +22,12 @@ from broker_core.store.sums import drop_sums, kept_sums
 
 
 class Recovered(NamedTuple):
-    """``meta``: before the start, except that the next block id is free. ``live``: segments with a block."""
+    """``meta``: before the start, except that the next block id is free."""
 
     catalog: Catalog
     meta: Meta
     segments: Segments
     places: dict[BlockId, BlockPlace]
-    live: set[int]
 
 
 def recover(directory: Path, roll_bytes: int) -> Recovered:
@@ -100,8 +99,7 @@ def _recovered(directory: Path, catalog: Catalog, roll_bytes: int) -> Recovered:
     catalog.commit()
     failpoint.here("store.recovery.committed")
     catalog.lay_out_log()
-    used = {number for number in live if live[number]}
-    return Recovered(catalog, meta._replace(next_block_id=next_block_id), segments, places, used)
+    return Recovered(catalog, meta._replace(next_block_id=next_block_id), segments, places)
 
 
 def _closed_size(path: Path, end: int, *, cut: bool) -> int:

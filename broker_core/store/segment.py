@@ -38,6 +38,7 @@ from broker_core.message.message import MERGED_SCHEMA, MESSAGE_SCHEMA
 from broker_core.store.codec import body_bytes
 from broker_core.store.directory import segment_path
 from broker_core.store.failure import PASSING, passing
+from broker_core.store.port import BlockInfo
 from broker_core.store.reserve import Reserve
 from broker_core.store.sums import drop_sums, write_sums
 
@@ -55,6 +56,9 @@ class BlockPlace(NamedTuple):
     size_bytes: int  # of the bodies
     checksum: int  # xxh3_64 of the ``length`` bytes
 
+    def info(self, block_id: BlockId) -> BlockInfo:
+        return BlockInfo(block_id, self.rows, self.size_bytes, self.checksum)
+
 
 @dataclass(slots=True)
 class Segment:
@@ -66,6 +70,7 @@ class Segment:
     live: set[BlockId]  # blocks that are named, or written before the commit that names them
     descriptor: int = -1  # -1: closed
     ended: bool = False  # has its end mark
+    in_catalog: bool = False  # has a row there
     new: bool = False  # its name in the directory is not durable yet
 
 
@@ -73,6 +78,15 @@ def kind_of(schema: pa.Schema) -> str:
     if schema.equals(MESSAGE_SCHEMA):
         return "message"
     return "merged" if schema.equals(MERGED_SCHEMA) else "branch"
+
+
+def _require_plain(schema: pa.Schema) -> None:
+    for field in schema:
+        if pa.types.is_dictionary(field.type):
+            raise OptionError(
+                f"column {field.name} is dictionary-encoded, which a segment cannot hold; "
+                f"cast it to {field.type.value_type}"
+            )
 
 
 def _write_all(descriptor: int, data: pa.Buffer | bytes, path: Path) -> None:
@@ -184,6 +198,41 @@ def cut_tail(path: Path, end: int) -> int:
         os.close(descriptor)
 
 
+class Deletions:
+    """Files that are deleted, but not during a copy of the directory. Thread-safe."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._waiting: list[int] | None = None  # what was to be deleted during a copy
+
+    @contextlib.contextmanager
+    def pin(self) -> Iterator[None]:
+        """Until its end no file is deleted. Raises ResourceLocked: one at a time."""
+        with self._lock:
+            if self._waiting is not None:
+                raise ResourceLocked(
+                    "another backup of this broker is in progress", "wait until it has ended"
+                )
+            self._waiting = []
+        try:
+            yield
+        finally:
+            with self._lock:
+                waiting, self._waiting = self._waiting, None
+            for number in waiting:
+                self.delete(number)
+
+    def delete(self, number: int) -> None:
+        with self._lock:
+            if self._waiting is not None:
+                self._waiting.append(number)
+                return
+        with contextlib.suppress(OSError):  # the next recovery removes it
+            segment_path(self._directory, number).unlink()
+        drop_sums(self._directory, number)
+
+
 class Segments:
     """All segments of a data directory: the closed ones, and an open one for each schema in use.
     Thread-safe.
@@ -205,42 +254,21 @@ class Segments:
         # a failed write or sync: after it the content of the page cache is unknown
         self._broken: BaseException | None = None
         self.next_number = next_number
-        self._deletions: list[int] | None = None  # what was to be deleted during a copy
-
-    @contextlib.contextmanager
-    def pin(self) -> Iterator[None]:
-        """Until its end no file is deleted. Raises ResourceLocked: one at a time."""
-        with self._lock:
-            if self._deletions is not None:
-                raise ResourceLocked(
-                    "another backup of this broker is in progress", "wait until it has ended"
-                )
-            self._deletions = []
-        try:
-            yield
-        finally:
-            with self._lock:
-                deletions, self._deletions = self._deletions or [], None
-            for number in deletions:
-                self._remove(number)
+        self.deletions = Deletions(directory)
 
     def adopt(self, number: int, kind: str, schema_bytes: bytes, size_bytes: int, live: set[BlockId]) -> None:
         """Adds a closed segment that the catalog names."""
         schema = pa.ipc.read_schema(pa.py_buffer(schema_bytes))
-        self._segments[number] = Segment(number, kind, schema, schema_bytes, size_bytes, live, ended=True)
+        segment = Segment(number, kind, schema, schema_bytes, size_bytes, live)
+        segment.ended = segment.in_catalog = True
+        self._segments[number] = segment
 
     def path(self, number: int) -> Path:
         return segment_path(self._directory, number)
 
     def append(self, block_id: BlockId, block: pa.RecordBatch) -> BlockPlace:
         """Writes ``block`` at the end of the open segment of its schema. Durable after ``sync``."""
-        for field in block.schema:
-            if pa.types.is_dictionary(field.type):
-                value = field.type.value_type
-                raise OptionError(
-                    f"column {field.name} is dictionary-encoded, which a segment cannot hold; "
-                    f"cast it to {value}"
-                )
+        _require_plain(block.schema)
         with passing(self._directory):
             schema_bytes = block.schema.serialize().to_pybytes()
             data = block.serialize()
@@ -284,15 +312,12 @@ class Segments:
         segment.ended = segment.new = True
         with self._lock:
             self._segments[number] = self._dirty[number] = segment
+        adopted = []
         for part, block in zip(file.parts, blocks, strict=True):
             write_sums(self._directory, number, part.position, block)
-        return [
-            (
-                BlockPlace(number, part.position, part.length, part.rows, body_bytes(block), part.checksum),
-                block,
-            )
-            for part, block in zip(file.parts, blocks, strict=True)
-        ]
+            where = number, part.position, part.length, part.rows
+            adopted.append((BlockPlace(*where, body_bytes(block), part.checksum), block))
+        return adopted
 
     @contextlib.contextmanager
     def _breaking(self) -> Iterator[None]:
@@ -419,15 +444,7 @@ class Segments:
             self._dirty.pop(number, None)
             if segment.descriptor >= 0:
                 self._files.close(segment.descriptor)
-            if self._deletions is not None:
-                self._deletions.append(number)
-                return
-        self._remove(number)
-
-    def _remove(self, number: int) -> None:
-        with contextlib.suppress(OSError):  # the next recovery removes it
-            self.path(number).unlink()
-        drop_sums(self._directory, number)
+        self.deletions.delete(number)
 
     def usage(self) -> list[tuple[int, str, int, bool, list[BlockId]]]:
         """Returns number, kind, size, whether it is open, and its blocks that are named or may be."""

@@ -135,13 +135,10 @@ def whole_rows(
 
     Raises one of ``NOT_READABLE`` if Arrow cannot parse it.
     """
-    plain = pa.schema(
-        [
-            pa.field(field.name, pa.binary() if _is_text(field.type) else field.type, nullable=False)
-            for field in schema
-        ]
-    )
-    block = pa.ipc.read_record_batch(buffer, plain)  # text as bytes, so that a damaged one is no error
+    # text as bytes, so that a damaged one is no error
+    kinds = [(field.name, pa.binary() if _is_text(field.type) else field.type) for field in schema]
+    plain = pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds])
+    block = pa.ipc.read_record_batch(buffer, plain)
     chunks = np.frombuffer(sums, "<u8")
     if block.num_rows != rows or len(chunks) != -(-rows // CHUNK_ROWS):
         return None

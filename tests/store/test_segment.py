@@ -390,7 +390,7 @@ def test_reads_share_verified_blocks_within_a_bounded_cache(tmp_path: Path) -> N
     assert store.read(ids[0]) is store.read(ids[0])
     for block_id in ids:
         store.read(block_id)
-    assert 0 < store._cache.size_bytes <= 100_000
+    assert 0 < store._blocks.cache.size_bytes <= 100_000
     big = named(store, messages(3000))
     held = store.read(big)
     assert store.read(big) is held  # too large to keep, but found while somebody holds it

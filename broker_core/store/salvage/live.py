@@ -18,9 +18,8 @@ import pyarrow as pa
 from broker_core.core.errors import CorruptSegment, DataLoss, StoreFailed
 from broker_core.core.ids import BlockId
 from broker_core.store.port import Location, Store
-from broker_core.store.salvage.damage import read_twice, require_damage
+from broker_core.store.salvage.damage import intact_rows, read_twice
 from broker_core.store.segment import BlockPlace, read_buffer
-from broker_core.store.sums import NOT_READABLE, read_sums, whole_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +67,6 @@ def _place(location: Location) -> tuple[Path, BlockPlace]:
 
 
 def _partly(path: Path, place: BlockPlace, error: Exception) -> DamagedBlock:
-    directory = path.parent.parent
     why = error.summary if isinstance(error, CorruptSegment) else f"segment {path} is missing"
-    nothing = np.zeros(place.rows, np.bool_)
-    try:
-        with pa.OSFile(str(path)) as file:
-            schema = pa.ipc.read_schema(file)
-            file.seek(place.position)
-            content = pa.py_buffer(file.read(place.length))
-        rows, sums = read_sums(directory, place.segment).get(place.position, (-1, b""))
-        found = whole_rows(content, schema, rows, sums) if rows == place.rows else None
-    except NOT_READABLE as failed:
-        require_damage(failed, path)
-        return DamagedBlock(nothing, None, why)
-    if found is None:
-        return DamagedBlock(nothing, None, why)
-    return DamagedBlock(found[0], found[1], why)
+    intact, block = intact_rows(path, place) or (np.zeros(place.rows, np.bool_), None)
+    return DamagedBlock(intact, block, why)

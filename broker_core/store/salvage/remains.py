@@ -12,6 +12,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,6 @@ Row = tuple[Any, ...]
 
 @dataclass(slots=True)
 class Remains:
-    """``whole``: nothing is missing."""
-
     meta: Meta | None = None
     segments: list[SegmentRow] = field(default_factory=list)
     blocks: dict[BlockId, BlockPlace] = field(default_factory=dict)
@@ -39,14 +38,6 @@ class Remains:
     records: list[Record] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     torn: set[str] = field(default_factory=set)  # tables with lost rows
-
-    @property
-    def whole(self) -> bool:
-        return not self.lost
-
-    @property
-    def rows(self) -> int:
-        return len(self.segments) + len(self.blocks) + len(self.inbox) + len(self.records)
 
 
 def read_remains(path: Path, source: Path) -> Remains:
@@ -76,35 +67,26 @@ class _Reader:
         self.path, self.source = path, source
         self.connection = connection
         self.found = Remains()
+        self.tables: set[str] = set()
 
     def read(self) -> Remains:
         found = self.found
         try:
-            tables = self._tables()
+            self.tables = self._tables()
         except (sqlite3.Error, UnicodeDecodeError) as error:  # of its text, which has bytes of the file
             require_damage(error, self.path)
             raise self._unreadable(error) from error
-        if "meta" not in tables:
+        if "meta" not in self.tables:
             raise self._unreadable("the table meta is not in it")
-        self._take("meta", Meta._fields, "id", tables, self._meta)
+        self._take("meta", Meta._fields, "id", self._meta)
         self._take(
-            "segment",
-            SegmentRow._fields,
-            "segment",
-            tables,
-            lambda row: found.segments.append(SegmentRow(*row)),
+            "segment", SegmentRow._fields, "segment", lambda row: found.segments.append(SegmentRow(*row))
         )
-        self._take("block", ("block_id", *BlockPlace._fields), "block_id", tables, self._block)
+        self._take("block", ("block_id", *BlockPlace._fields), "block_id", self._block)
         inbox = ("id", "count", "messages")
-        self._take("inbox", inbox, "id", tables, lambda row: found.inbox.extend(unpack(*row)))
+        self._take("inbox", inbox, "id", lambda row: found.inbox.extend(unpack(*row)))
         for cls in RECORDS:
-            self._take(
-                cls.TABLE,
-                cls.columns(),
-                quoted(cls.KEY),
-                tables,
-                lambda row, cls=cls: found.records.append(decode(cls, row)),  # type: ignore[misc]
-            )
+            self._take(cls.TABLE, cls.columns(), quoted(cls.KEY), partial(self._record, cls))
         return found
 
     def _unreadable(self, why: object) -> CorruptCatalog:
@@ -122,20 +104,16 @@ class _Reader:
     def _block(self, row: Row) -> None:
         self.found.blocks[row[0]] = BlockPlace._make((*row[1:6], to_unsigned(row[6])))
 
+    def _record(self, cls: type[Record], row: Row) -> None:
+        self.found.records.append(decode(cls, row))
+
     def _tables(self) -> set[str]:
         query = "SELECT name FROM sqlite_schema WHERE type = 'table'"
         return {row[0] for row in self.connection.execute(query)}
 
     # -- one table -------------------------------------------------------------------------------------------
-    def _take(
-        self,
-        table: str,
-        columns: tuple[str, ...],
-        key: str,
-        tables: set[str],
-        keep: Callable[[Row], None],
-    ) -> None:
-        if table not in tables:
+    def _take(self, table: str, columns: tuple[str, ...], key: str, keep: Callable[[Row], None]) -> None:
+        if table not in self.tables:
             self._lose(table, f"table {table} is gone")
             return
         for row in self._rows(table, columns, key):
@@ -145,11 +123,8 @@ class _Reader:
                     continue
                 except (TypeError, ValueError):
                     pass
-            self._lose(
-                table,
-                f"table {table}: the row with key {_key_text(row[: key.count(',') + 1])} does not "
-                "match its checksum",
-            )
+            own = _key_text(row[: key.count(",") + 1])
+            self._lose(table, f"table {table}: the row with key {own} does not match its checksum")
 
     def _lose(self, table: str, text: str) -> None:
         self.found.torn.add(table)

@@ -51,11 +51,9 @@ from broker_core.store.codec import encode_change
 from broker_core.store.directory import DirectoryLock, prepare, segment_path
 from broker_core.store.failure import store_error
 from broker_core.store.inbox import pack
-from broker_core.store.port import BlockInfo
-from broker_core.store.salvage.damage import copy_catalog, read_twice, require_damage
+from broker_core.store.salvage.damage import copy_catalog, intact_rows, read_whole, require_damage
 from broker_core.store.salvage.remains import Remains, read_remains
-from broker_core.store.segment import BlockPlace, Segments, parse, read_buffer
-from broker_core.store.sums import NOT_READABLE, read_sums, whole_rows
+from broker_core.store.segment import BlockPlace, Segments
 
 SALVAGED = "salvaged-{}"  # the name of a queue whose own record is lost
 
@@ -133,7 +131,6 @@ class _Salvage:
         self.lost_blocks: dict[BlockId, tuple[BlockPlace | None, str]] = {}
         # which rows of lost blocks are intact
         self.partial: dict[BlockId, npt.NDArray[np.bool_]] = {}
-        self.sums: dict[int, dict[int, tuple[int, bytes]]] = {}  # by segment, then by position
         self.lost_offsets: dict[QueueId, IntervalSet] = {}
 
     def run(self) -> SalvageReport:
@@ -152,7 +149,7 @@ class _Salvage:
     # -- what is intact --------------------------------------------------------------------------------------
     def _look_at_blocks(self) -> None:
         """Reads every block once; only the numbers are kept."""
-        self.schemas: dict[int, pa.Schema] = {}
+        self.schemas: dict[int, pa.Schema] = {}  # one whose row is lost is in the file too
         for row in self.remains.segments:
             self.schemas[row.segment] = pa.ipc.read_schema(pa.py_buffer(row.schema))
         for block_id, place in self.remains.blocks.items():
@@ -164,49 +161,24 @@ class _Salvage:
             except (StoreError, OSError, pa.ArrowInvalid) as error:
                 why = error.summary if isinstance(error, StoreError) else one_line(error)
                 self.lost_blocks[block_id] = (place, why)
-                found = self._partly(place)
+                found = self._intact_rows(place)
                 if found is not None:
                     self.partial[block_id] = found[0]
 
-    def _partly(self, place: BlockPlace) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch] | None:
-        """Returns the intact rows of a damaged block."""
-        if place.segment not in self.sums:
-            self.sums[place.segment] = read_sums(self.source, place.segment)
-        rows, sums = self.sums[place.segment].get(place.position, (-1, b""))
-        schema = self.schemas.get(place.segment)
-        if schema is None or rows != place.rows:
-            return None
-        try:
-            with segment_path(self.source, place.segment).open("rb") as file:
-                file.seek(place.position)
-                return whole_rows(pa.py_buffer(file.read(place.length)), schema, rows, sums)
-        except NOT_READABLE as error:
-            require_damage(error, segment_path(self.source, place.segment))
-            return None
+    def _intact_rows(self, place: BlockPlace) -> tuple[npt.NDArray[np.bool_], pa.RecordBatch] | None:
+        path = segment_path(self.source, place.segment)
+        return intact_rows(path, place, self.schemas.get(place.segment))
 
     def _block(self, block_id: BlockId, place: BlockPlace) -> pa.RecordBatch:
         path = segment_path(self.source, place.segment)
-        return read_twice(lambda: self._read_block(path, block_id, place), path)
-
-    def _read_block(self, path: Path, block_id: BlockId, place: BlockPlace) -> pa.RecordBatch:
-        buffer = read_buffer(path, block_id, place)
-        if place.segment not in self.schemas:  # its row is lost; the file has the same schema
-            with pa.OSFile(str(path)) as file:
-                self.schemas[place.segment] = pa.ipc.read_schema(file)
-        block = parse(buffer, self.schemas[place.segment], path, block_id, place)
-        block.validate(full=True)
-        return block
+        return read_whole(path, block_id, place, self.schemas.get(place.segment))
 
     # -- what it means ---------------------------------------------------------------------------------------
     def _records(self) -> tuple[list[Record], list[InboxRow]]:
         blocks = self.remains.blocks  # a row of one of them is in a segment too
         inbox = _numbered(row for row in self.remains.inbox if row.block_id not in blocks)
         records = [*self.remains.records, *self._lost_queues(inbox)]
-        infos = [
-            BlockInfo(block_id, place.rows, place.size_bytes, place.checksum)
-            for block_id, place in self.remains.blocks.items()
-        ]
-        found = repair(records, inbox, infos)
+        found = repair(records, inbox, [place.info(block_id) for block_id, place in blocks.items()])
         self.queues = {
             record.queue_id: _name(record) for record in found.records if isinstance(record, QueueRecord)
         }
@@ -215,11 +187,8 @@ class _Salvage:
         salvaged: list[Record] = []
         for record in found.records:
             if isinstance(record, RunRecord):
-                salvaged += self._readable_runs(
-                    record,
-                    found.lost_runs.get((record.queue_id, record.first), ""),
-                    by_queue[record.queue_id],
-                )
+                why = found.lost_runs.get((record.queue_id, record.first), "")
+                salvaged += self._readable_runs(record, why, by_queue[record.queue_id])
             elif isinstance(record, PartRecord):
                 if self._keeps_part(record):
                     salvaged.append(record)
@@ -229,7 +198,8 @@ class _Salvage:
                 salvaged.append(record)
         if not self.remains.torn.isdisjoint(("run", "inbox")):
             self._unaccounted(salvaged, inbox, by_queue)
-        return self._follow(salvaged), _numbered(row for row in inbox if self._is_read(row, found.unread))
+        read = [row for row in inbox if self._is_read(row, found.unread)]
+        return _follow(salvaged, self.lost_offsets), _numbered(read)
 
     def _is_read(self, row: InboxRow, unread: set[tuple[QueueId, BlockId, int]]) -> bool:
         return not any((queue_id, row.block_id, row.row) in unread for queue_id in self.queues)
@@ -282,13 +252,12 @@ class _Salvage:
         return runs
 
     def _lose(self, queue_id: QueueId, start: int, end: int, place: BlockPlace | None, why: str) -> None:
-        where = (
-            f"{segment_path(self.source, place.segment)}, position {place.position}"
-            if place
-            else str(self.source / "catalog.db")
-        )
+        where = self._where(place) if place else str(self.source / "catalog.db")
         self.report.lost.append(LostMessages(self.queues[queue_id], start, end, where, why))
         self.lost_offsets.setdefault(queue_id, IntervalSet()).add(start, end)
+
+    def _where(self, place: BlockPlace) -> str:
+        return f"{segment_path(self.source, place.segment)}, position {place.position}"
 
     def _unaccounted(
         self, records: Sequence[Record], inbox: Sequence[InboxRow], settled: dict[QueueId, IntervalSet]
@@ -310,7 +279,7 @@ class _Salvage:
             why = f"block {part.block_id} does not exist"
         if not part.block_id or not why:
             return True
-        where = f"{segment_path(self.source, place.segment)}, position {place.position}: " if place else ""
+        where = f"{self._where(place)}: " if place else ""
         self.report.losses.append(
             f"part {part.part} of branch {part.branch}, {part.rows} staged rows ({where}{why})"
         )
@@ -329,41 +298,6 @@ class _Salvage:
                 routes.append(route)
         return replace(record, routes=routes)
 
-    def _follow(self, records: list[Record]) -> list[Record]:
-        """Records the losses: in claims, so that a replay skips them, in progress, in decided blocks."""
-        rows: Counter[tuple[str, str]] = Counter()  # by virtual host and branch
-        lost: dict[tuple[str, str], IntervalSet] = {}  # offsets by virtual host and queue
-        for record in records:
-            if isinstance(record, PartRecord):
-                rows[record.vhost, record.branch] += record.rows
-            elif isinstance(record, QueueRecord) and record.queue_id in self.lost_offsets:
-                lost[record.vhost, record.name] = self.lost_offsets[record.queue_id]
-        followed: list[Record] = []
-        for record in records:
-            if isinstance(record, ClaimRecord):
-                followed.append(_claim(record, lost))
-            elif isinstance(record, LedgerRecord) and not record.applied:
-                left = [
-                    [kind, target, branch, rows.get((record.vhost, branch), count)]
-                    for kind, target, branch, count in record.branches
-                    if (record.vhost, branch) in rows or "skipped" in target
-                ]
-                applied = all("skipped" in target for _, target, _, _ in left)
-                followed.append(replace(record, branches=left, applied=applied))
-            elif isinstance(record, MessageIdsRecord) and record.queue_id in self.lost_offsets:
-                continue  # what is lost may be sent again
-            elif not isinstance(record, ProgressRecord):
-                followed.append(record)
-        return followed + self._progress(records)
-
-    def _progress(self, records: Iterable[Record]) -> list[Record]:
-        """Prevents that used offsets are used again."""
-        progress = {record.queue_id: record for record in records if isinstance(record, ProgressRecord)}
-        for queue_id, lost in self.lost_offsets.items():
-            record = progress.get(queue_id, ProgressRecord(queue_id, "", 0, 0, 0, 0))
-            progress[queue_id] = replace(record, next_offset=max(record.next_offset, lost.end()))
-        return list(progress.values())
-
     # -- the new directory -----------------------------------------------------------------------------------
     def _write(self, records: Sequence[Record], inbox: Sequence[InboxRow]) -> None:
         """Writes the catalog last: a directory without one is not a data directory."""
@@ -374,13 +308,11 @@ class _Salvage:
         try:
             for block_id in sorted([*self.intact, *self.partial]):
                 place = self.remains.blocks[block_id]
-                partly = self._partly(place) if block_id in self.partial else None
+                partly = self._intact_rows(place) if block_id in self.partial else None
                 block = self._block(block_id, place) if partly is None else partly[1]
                 places[block_id] = segments.append(block_id, block)
-                self.report.blocks, self.report.rows = (
-                    self.report.blocks + 1,
-                    self.report.rows + block.num_rows,
-                )
+                self.report.blocks += 1
+                self.report.rows += block.num_rows
             segments.end_all()
         finally:
             segments.release_files()
@@ -418,23 +350,7 @@ class _Salvage:
         catalog.put_inbox(pack(inbox))
         catalog.put_records([encode_change(Change(rows=list(inbox), journal=list(records)))])
         self.report.inbox_rows = len(inbox)
-        meta = self.remains.meta
-        used = [
-            *self.remains.blocks,
-            *(row.block_id for row in inbox),
-            *(getattr(record, "block_id", 0) for record in records),
-        ]
-        numbers = [
-            getattr(record, name, 0)
-            for record in records
-            for name in ("sequence", "commit_sequence", "queue_id")
-        ]
-        catalog.set_meta(
-            sequence=max([meta.sequence if meta else 0, *numbers, *(row.sequence for row in inbox)]),
-            next_block_id=max([meta.next_block_id if meta else 1, *(block_id + 1 for block_id in used)]),
-            next_segment=segments.next_number,
-            clean=0,  # so that messages are marked redelivered if they may have been sent
-        )
+        catalog.set_meta(**_numbers(self.remains, records, inbox), next_segment=segments.next_number)
 
     def _count(self, records: Sequence[Record], inbox: Sequence[InboxRow]) -> None:
         settled = _settled(records, self.queues)
@@ -445,6 +361,60 @@ class _Salvage:
                 for first, last in there[queue_id]
                 for start, end in settled[queue_id].outside(first, last)
             )
+
+
+def _numbers(remains: Remains, records: Sequence[Record], inbox: Sequence[InboxRow]) -> dict[str, int]:
+    """Returns the numbers from which the new directory goes on: none is used twice."""
+    meta = remains.meta
+    blocks = [
+        *remains.blocks,
+        *(row.block_id for row in inbox),
+        *(getattr(record, "block_id", 0) for record in records),
+    ]
+    names = ("sequence", "commit_sequence", "queue_id")
+    sequences = [getattr(record, name, 0) for record in records for name in names]
+    return {
+        "sequence": max([meta.sequence if meta else 0, *sequences, *(row.sequence for row in inbox)]),
+        "next_block_id": max([meta.next_block_id if meta else 1, *(block_id + 1 for block_id in blocks)]),
+        "clean": 0,  # so that messages are marked redelivered if they may have been sent
+    }
+
+
+def _follow(records: Sequence[Record], lost_offsets: Mapping[QueueId, IntervalSet]) -> list[Record]:
+    """Records the losses: in claims, so that a replay skips them, in progress, in decided blocks."""
+    rows: Counter[tuple[str, str]] = Counter()  # by virtual host and branch
+    lost: dict[tuple[str, str], IntervalSet] = {}  # offsets by virtual host and queue
+    for record in records:
+        if isinstance(record, PartRecord):
+            rows[record.vhost, record.branch] += record.rows
+        elif isinstance(record, QueueRecord) and record.queue_id in lost_offsets:
+            lost[record.vhost, record.name] = lost_offsets[record.queue_id]
+    followed: list[Record] = []
+    for record in records:
+        if isinstance(record, ClaimRecord):
+            followed.append(_claim(record, lost))
+        elif isinstance(record, LedgerRecord) and not record.applied:
+            left = [
+                [kind, target, branch, rows.get((record.vhost, branch), count)]
+                for kind, target, branch, count in record.branches
+                if (record.vhost, branch) in rows or "skipped" in target
+            ]
+            applied = all("skipped" in target for _, target, _, _ in left)
+            followed.append(replace(record, branches=left, applied=applied))
+        elif isinstance(record, MessageIdsRecord) and record.queue_id in lost_offsets:
+            continue  # what is lost may be sent again
+        elif not isinstance(record, ProgressRecord):
+            followed.append(record)
+    return followed + _progress(records, lost_offsets)
+
+
+def _progress(records: Iterable[Record], lost_offsets: Mapping[QueueId, IntervalSet]) -> list[Record]:
+    """Prevents that used offsets are used again."""
+    progress = {record.queue_id: record for record in records if isinstance(record, ProgressRecord)}
+    for queue_id, lost in lost_offsets.items():
+        record = progress.get(queue_id, ProgressRecord(queue_id, "", 0, 0, 0, 0))
+        progress[queue_id] = replace(record, next_offset=max(record.next_offset, lost.end()))
+    return list(progress.values())
 
 
 def _claim(claim: ClaimRecord, lost: Mapping[tuple[str, str], IntervalSet]) -> ClaimRecord:

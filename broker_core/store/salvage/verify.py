@@ -28,9 +28,8 @@ from broker_core.store.catalog import Catalog, SegmentRow
 from broker_core.store.directory import DirectoryLock, segment_path
 from broker_core.store.failure import corrupt_catalog
 from broker_core.store.inbox import unpack_all
-from broker_core.store.port import BlockInfo
-from broker_core.store.salvage.damage import FAILURES, copy_catalog, read_twice, require_damage
-from broker_core.store.segment import END_MARK, BlockPlace, parse, read_buffer
+from broker_core.store.salvage.damage import FAILURES, copy_catalog, read_twice, read_whole, require_damage
+from broker_core.store.segment import END_MARK, BlockPlace
 
 
 @dataclass(slots=True)
@@ -142,11 +141,7 @@ def _verify_contents(directory: Path, catalog: _Contents, report: VerifyReport) 
     ]
     records = catalog.records
     report.records = len(records)
-    infos = [
-        BlockInfo(block_id, place.rows, place.size_bytes, place.checksum)
-        for block_id, place in places.items()
-    ]
-    repaired = repair(records, rows, infos)
+    repaired = repair(records, rows, [place.info(block_id) for block_id, place in places.items()])
     left_out, unread = unreadable(records, catalog.history)
     leave_out_history(repaired, [*catalog.damaged, *left_out])
     report.problems += repaired.problems + unread
@@ -183,8 +178,7 @@ def _verify_block(
         )
         return
     try:
-        buffer = read_twice(lambda: read_buffer(path, block_id, place), path)
-        parse(buffer, schema, path, block_id, place).validate(full=True)
+        read_whole(path, block_id, place, schema)
     except DiskFull:
         raise
     except (StoreError, OSError) as error:

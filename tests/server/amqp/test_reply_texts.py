@@ -19,7 +19,7 @@ REACHED = (
     "broker/broker.py", "broker/channel.py", "broker/commit.py", "broker/decision.py",
     "broker/message", "broker/queue", "routing", "broker/topology", "broker/transaction",
     "server/amqp", "server/quotas.py", "server/threads.py", "server/commit_queue.py", "amqp", "message",
-    "node/committer.py", "node/loaded_blocks.py", "store/failure.py", "store/durable.py", "store/segment.py",
+    "node/committer.py", "node/loaded_blocks.py", "store/failure.py", "store/blocks.py", "store/durable.py", "store/segment.py",
 )  # fmt: skip
 NAME = "n" * 255  # the longest name there is, in place of each value
 # RabbitMQ says no more, or the text is long and has what to do in its middle
