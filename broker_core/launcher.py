@@ -78,7 +78,7 @@ class Broker:
 
     def __init__(self, store: Store, directory: str = "", options: ServeOptions = DEFAULTS) -> None:
         """Use :meth:`open` or :meth:`memory`."""
-        self._directory = directory
+        self.directory = directory
         self._listeners = listeners = options.listeners
         with contextlib.ExitStack() as undo:  # closes in reverse order, now or in ``close``
             # 1. the state; once it is closed, committed data is on the disk and the lock is released
@@ -93,29 +93,29 @@ class Broker:
             undo.callback(audit.close)
             hello = contract.Hello(contract.VERSION, id_, directory, os.getpid())
             token = secrets.token_urlsafe(32) if directory else ""
-            self._logins = Logins(
+            self.logins = Logins(
                 self.local.state.users,
                 audit,
                 file_users=options.users,
                 token=token,
                 open_to_anonymous=not listeners.token_only,
             )
-            undo.callback(self._logins.close)
+            undo.callback(self.logins.close)
             record = audit.recorder("process")
             self.accounts = Accounts(self.local, record)
             files = TlsFiles(listeners.tls) if listeners.tls is not None else None
             self.vhosts = Vhosts(self.local, self.engines, self.accounts.changed, record)
             self.quotas.alarm = Alarm(self.local, directory, options.amqp_options.alarms)
             # 3. Flight
-            parts = self.engines, self.local, hello, self._logins, self.accounts, self.vhosts, self.quotas
-            entrance = _connection_limit(self._logins, options, self.quotas.shares)
-            self._server = FlightServer(*parts, entrance, lambda: [self.url, *self.amqp_urls])
-            undo.callback(self._server.stop)
-            self.host, self.port = options.host, self._server.listen(options.host, options.port, files)
+            parts = self.engines, self.local, hello, self.logins, self.accounts, self.vhosts, self.quotas
+            entrance = _connection_limit(self.logins, options, self.quotas.shares)
+            self.server = FlightServer(*parts, entrance, lambda: [self.url, *self.amqp_urls])
+            undo.callback(self.server.stop)
+            self.host, self.port = options.host, self.server.listen(options.host, options.port, files)
             # what a certificate is for is a name of this host, and seldom loopback
             local_endpoint = (_reachable(self.host), self.port)
             if directory and files is not None:
-                local_endpoint = (LOOPBACK, self._server.listen(LOOPBACK, 0))
+                local_endpoint = (LOOPBACK, self.server.listen(LOOPBACK, 0))
             # 4. to 6.
             self._open_listeners(options, files, undo)
             failpoint.here("launcher.open.listening")
@@ -130,31 +130,31 @@ class Broker:
     ) -> None:
         """Steps 4 to 6: the listeners beside Flight."""
         # 4. AMQP
-        parts = self.local, self._logins, self._directory, files, self.quotas
-        self._amqp = _amqp_server(options, *parts)
-        if self._amqp is not None:
-            self._amqp.start()
-            self.accounts.changed.append(self._amqp.users_changed)
-            self.vhosts.connections = self._amqp.connections_to
-            undo.callback(self._amqp.stop)
+        parts = self.local, self.logins, self.directory, files, self.quotas
+        self.amqp = _amqp_server(options, *parts)
+        if self.amqp is not None:
+            self.amqp.start()
+            self.accounts.changed.append(self.amqp.users_changed)
+            self.vhosts.connections = self.amqp.connections_to
+            undo.callback(self.amqp.stop)
         # 5. certificates that change while the broker runs
         self._renewal = Renewal(files) if files is not None else None
         if self._renewal is not None:
             undo.callback(self._renewal.stop)
         # 6. HTTP
         listeners = options.listeners
-        self._http = opening.started(
+        self.http = opening.started(
             *(listeners.http, listeners.open_metrics, files),
-            *(self.local, self.engines, self.accounts, self.vhosts, self._logins, self.quotas),
-            self._directory,
+            *(self.local, self.engines, self.accounts, self.vhosts, self.logins, self.quotas),
+            self.directory,
             cluster=options.amqp_options.cluster_name,
-            connections=self._amqp.connection_infos if self._amqp is not None else tuple,
+            connections=self.amqp.connection_infos if self.amqp is not None else tuple,
             urls=lambda: (self.url, *self.amqp_urls, *self.http_urls),
-            flight_calls=self._server.calls_in_progress,
-            with_clients=self._server.with_clients,
+            flight_calls=self.server.calls_in_progress,
+            with_clients=self.server.with_clients,
         )
-        if self._http is not None:
-            undo.callback(self._http.stop)
+        if self.http is not None:
+            undo.callback(self.http.stop)
 
     @classmethod
     def open(
@@ -237,25 +237,20 @@ class Broker:
     @property
     def amqp_urls(self) -> list[str]:
         """Returns the addresses for AMQP clients."""
-        if self._amqp is None:
+        if self.amqp is None:
             return []
-        plain, tls = self._amqp.listeners.addresses, self._amqp.listeners.tls_addresses
+        plain, tls = self.amqp.listeners.addresses, self.amqp.listeners.tls_addresses
         return [*(f"amqp://{address}" for address in plain), *(f"amqps://{address}" for address in tls)]
 
     @property
     def http_urls(self) -> list[str]:
         """Returns the addresses for HTTP."""
-        return self._http.urls if self._http is not None else []
-
-    @property
-    def server(self) -> FlightServer:
-        """Returns the server of Arrow Flight."""
-        return self._server
+        return self.http.urls if self.http is not None else []
 
     @property
     def idle_s(self) -> float:
         """Returns the seconds since the last Flight call and the last AMQP connection."""
-        return min(self._server.idle_s(), self._amqp.idle_s() if self._amqp is not None else float("inf"))
+        return min(self.server.idle_s(), self.amqp.idle_s() if self.amqp is not None else float("inf"))
 
     @property
     def failure(self) -> StoreFailed | None:

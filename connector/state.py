@@ -94,7 +94,7 @@ def _pages(table: str, admin: Admin) -> Iterator[list[Any]]:
             page = admin.ledger(page[-1].app_id, page[-1].sequence)
 
 
-def _batch(table: str, found: Iterable[Any]) -> pa.RecordBatch:
+def batch_of(table: str, found: Iterable[Any]) -> pa.RecordBatch:
     schema = SCHEMAS[table]
     rows = [_row(table, dataclasses.asdict(each), schema) for each in found]
     return pa.RecordBatch.from_pylist(rows, pa.schema(arrow_type(schema)))
@@ -155,4 +155,4 @@ class TableReader(DataSourceReader):
         table = self._options.table
         pages = _pages(table, self._options.address.admin()) if partition.rows is None else [partition.rows]
         for page in pages:
-            yield _batch(table, page)
+            yield batch_of(table, page)

@@ -106,8 +106,8 @@ class Peer:
         parts = urlsplit(url)
         self.user, self.password = parts.username or "guest", parts.password or "guest"
         self.host, self.port, self.timeout_s = parts.hostname or "127.0.0.1", parts.port or 5672, timeout_s
-        self._socket = socket.create_connection((self.host, self.port), timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = socket.create_connection((self.host, self.port), timeout_s)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()
         self.frame_max = 131_072
 
@@ -119,22 +119,22 @@ class Peer:
 
     def abort(self) -> None:
         """Without a word."""
-        self._socket.close()
+        self.socket.close()
 
     def shutdown(self) -> None:
         """Nothing more is sent; what comes is still read."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+            self.socket.shutdown(socket.SHUT_WR)
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self.socket.fileno()
 
     # -- the way out -----------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        self._socket.settimeout(self.timeout_s)
+        self.socket.settimeout(self.timeout_s)
         try:
-            self._socket.sendall(data)
+            self.socket.sendall(data)
         except (ConnectionResetError, BrokenPipeError):
             pass  # what the broker said before it closed is still to be read
 
@@ -160,9 +160,9 @@ class Peer:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the broker said nothing")
-        self._socket.settimeout(left)
+        self.socket.settimeout(left)
         try:
-            data = self._socket.recv(1 << 20)
+            data = self.socket.recv(1 << 20)
         except ConnectionResetError:
             data = b""
         if not data:

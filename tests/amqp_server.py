@@ -32,7 +32,7 @@ class AmqpServed:
         self.directory, self.args = directory, args
         self.host = "127.0.0.1"
         self.port, self.flight_port = free_ports(2)
-        self._process: Forked | None = None
+        self.process: Forked | None = None
 
     @property
     def url(self) -> str:
@@ -46,19 +46,19 @@ class AmqpServed:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None, "the broker does not run"
-        return self._process.pid
+        assert self.process is not None, "the broker does not run"
+        return self.process.pid
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self.process is not None and self.process.poll() is None
 
     def start(self, failpoints: str = "") -> AmqpServed:
-        assert self._process is None, "the broker runs already"
+        assert self.process is None, "the broker runs already"
         listen = ["--listen", f"{self.host}:{self.flight_port}", "--amqp", f"{self.host}:{self.port}"]
         command = ["serve", "--data", str(self.directory), *listen, *self.args]
-        self._process = Forked("txmq", command, {**os.environ, "TXMQ_FAILPOINTS": failpoints})
-        ready = self._process.stdout.readline().split()
+        self.process = Forked("txmq", command, {**os.environ, "TXMQ_FAILPOINTS": failpoints})
+        ready = self.process.stdout.readline().split()
         if len(ready) != 3 or ready[0] != "ready":
             self.kill()
             raise NotReady(
@@ -68,20 +68,20 @@ class AmqpServed:
 
     def kill(self) -> int:
         """SIGKILL; the exit code (negative: the signal that ended it, perhaps an earlier one)."""
-        assert self._process is not None
-        self._process.kill()
+        assert self.process is not None
+        self.process.kill()
         return self.wait()
 
     def terminate(self) -> int:
         """SIGTERM, as an operator ends it; the exit code."""
-        assert self._process is not None
-        self._process.terminate()
+        assert self.process is not None
+        self.process.terminate()
         return self.wait()
 
     def wait(self) -> int:
         """The exit code, once it has ended."""
-        assert self._process is not None
-        process, self._process = self._process, None
+        assert self.process is not None
+        process, self.process = self.process, None
         try:
             code = process.wait(GUARD_S)
         except subprocess.TimeoutExpired:
@@ -94,7 +94,7 @@ class AmqpServed:
 
     def restart(self, failpoints: str = "") -> AmqpServed:
         """SIGKILL where it still runs, then a start on the same directory and ports."""
-        if self._process is not None:
+        if self.process is not None:
             self.kill()
         return self.start(failpoints)
 
@@ -115,7 +115,7 @@ def serving(directory: Path, *args: str, failpoints: str = "") -> Iterator[AmqpS
         served.start(failpoints)
         yield served
     finally:
-        if served._process is not None:
+        if served.process is not None:
             served.kill()
 
 

@@ -409,3 +409,34 @@ def test_no_name_is_such_a_participle() -> None:
             if name.strip("_") in PARTICIPLES:
                 found.append(f"{module}: {name}")
     assert found == []
+
+
+# -- tests ---------------------------------------------------------------------------------------------------
+# Places where a test touches what is private to the product: they break with each change of it, and say nothing
+# of what a user sees. Both numbers only fall.
+PRIVATE_ATTRIBUTES = 115
+PRIVATE_NAMES = 65  # in a call: ``monkeypatch.setattr(module, "_name", ...)``
+
+
+def privates() -> set[str]:
+    """What the product defines under a name of its own."""
+    found: set[str] = set()
+    for tree in sources().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return {name for name in found if re.fullmatch(r"_[A-Za-z]\w*", name)} - {"_replace"}  # of named tuples
+
+
+def test_tests_touch_few_private_attributes() -> None:
+    product = privates()
+    attributes, names = 0, 0
+    for path in ROOT.glob("tests/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in product:
+                attributes += not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+            elif isinstance(node, ast.Call):
+                names += any(isinstance(each, ast.Constant) and each.value in product for each in node.args)
+    assert (attributes, names) == (PRIVATE_ATTRIBUTES, PRIVATE_NAMES)

@@ -172,7 +172,7 @@ class PartWriter:
         if not flag:
             raise OSError(errno.ENOTSUP, "no files without a name here")
         self._directory = directory
-        self._descriptor = os.open(os.path.join(directory, "segments"), flag | os.O_RDWR, 0o644)
+        self.descriptor = os.open(os.path.join(directory, "segments"), flag | os.O_RDWR, 0o644)
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="part-file")
         self._syncing: Future[None] | None = None
         self._parts: list[FilePart] = []
@@ -192,7 +192,7 @@ class PartWriter:
         if self.size_bytes - self._early_bytes >= EARLY_BYTES:
             self._synced()
             # optional, to be early: the broker syncs before it commits; an error found here is raised here
-            self._syncing = self._disk.submit(os.fdatasync, self._descriptor)
+            self._syncing = self._disk.submit(os.fdatasync, self.descriptor)
             self._early_bytes = self.size_bytes
 
     def end(self) -> PartFile:
@@ -200,30 +200,30 @@ class PartWriter:
         self._write(END_MARK)
         self._synced()
         try:
-            written, self._descriptor = (
-                self._descriptor,
-                os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY),
+            written, self.descriptor = (
+                self.descriptor,
+                os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY),
             )
         except OSError as error:
             raise self._failed(error) from error
         os.close(written)
         failpoint.here("client.file.written")
-        found = os.fstat(self._descriptor)
+        found = os.fstat(self.descriptor)
         return PartFile(
-            os.getpid(), self._descriptor, found.st_dev, found.st_ino, self.size_bytes, tuple(self._parts)
+            os.getpid(), self.descriptor, found.st_dev, found.st_ino, self.size_bytes, tuple(self._parts)
         )
 
     def close(self) -> None:
         """Closes the file. It disappears, unless the broker has named it."""
         self._disk.shutdown()
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
     def _write(self, data: pa.Buffer | bytes) -> None:
         view = memoryview(data)
         self.size_bytes += len(view)
         try:
             while view:
-                view = view[os.write(self._descriptor, view) :]
+                view = view[os.write(self.descriptor, view) :]
         except OSError as error:
             raise self._failed(error) from error
 

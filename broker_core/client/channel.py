@@ -42,7 +42,7 @@ class RemoteChannel:
     def __init__(self, connection: FlightConnection) -> None:
         self._connection = connection
         self.returned: list[Message] = []  # mandatory messages that reached no queue
-        self._id = os.urandom(16).hex()
+        self.id = os.urandom(16).hex()
         self._number = 0
         self._lock = threading.Lock()
         self._closed: type[errors.TxmqError] | None = None  # what calls after the end raise
@@ -220,7 +220,7 @@ class RemoteChannel:
 
     def _took_place(self) -> bool:
         """Whether the last call, whose answer was lost, has committed or prepared. Raises UnknownOutcome."""
-        arguments = {"channel": self._id, "number": self._number, "since_us": self._opened_us}
+        arguments = {"channel": self.id, "number": self._number, "since_us": self._opened_us}
         answer = self._connection.call("admin.call_took_place", contract.encode(arguments))
         return bool(contract.decode(bool, answer))
 
@@ -270,7 +270,7 @@ class RemoteChannel:
 
     def _numbered(self, word: str, arguments: dict[str, object]) -> object:
         """Make the next call. If its answer is lost for good, the channel ends: its effect is unknown."""
-        call = contract.encode(contract.ChannelCall(self._id, self._number + 1, arguments))
+        call = contract.encode(contract.ChannelCall(self.id, self._number + 1, arguments))
         self._number += 1
         try:
             return self._connection.call(f"channel.{word}", call)
@@ -283,7 +283,7 @@ class RemoteChannel:
             raise
 
     def _send(self, word: str, **arguments: object) -> object:
-        call = contract.ChannelCall(self._id, 0, arguments)
+        call = contract.ChannelCall(self.id, 0, arguments)
         return self._connection.call(f"channel.{word}", contract.encode(call))
 
 

@@ -61,18 +61,18 @@ AnyCache = RouteCache[Any]  # of any queues
 
 class RouteCacheBudget:
     def __init__(self) -> None:
-        self._used = 0
+        self.used = 0
         self._by_cache: dict[AnyCache, int] = {}
 
     def charge(self, cache: AnyCache, key_size: int, queues: int) -> None:
         """Before ``cache`` keeps a route. If the budget is used up, all route caches are cleared."""
         size = _ENTRY_BYTES + key_size + 8 * queues
-        if self._used + size > ROUTE_BYTES:
+        if self.used + size > ROUTE_BYTES:
             for each in list(self._by_cache):
                 each.clear()
-        self._used += size
+        self.used += size
         self._by_cache[cache] = self._by_cache.get(cache, 0) + size
 
     def release(self, cache: AnyCache) -> None:
         """``cache`` has been cleared."""
-        self._used -= self._by_cache.pop(cache, 0)
+        self.used -= self._by_cache.pop(cache, 0)

@@ -78,8 +78,8 @@ class Quota:
         self._refusal, self._shares = refusal, shares
         self._lock = threading.Lock()
         self._holders: dict[object, tuple[str, int]] = {}
-        self._total = 0
-        self._of_user: dict[str, int] = {}
+        self.used = 0
+        self.used_by: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -92,26 +92,26 @@ class Quota:
         is let in where nothing else is.
         """
         with self._lock:
-            used = self._of_user.get(user, 0)
+            used = self.used_by.get(user, 0)
             total, mine = self.most
             shares = self._shares
             if shares and mine is None and total is not None and used + amount > total * shares.fraction:
                 mine = shares.most(user, total)
-            for limit, taken, own in ((mine, used, True), (total, self._total, False)):
+            for limit, taken, own in ((mine, used, True), (total, self.used, False)):
                 if limit is not None and taken + amount > limit and (taken or amount == 1):
                     raise self._refusal(user, limit, own)
             self._holders[holder] = (user, amount)
-            self._total += amount
-            self._of_user[user] = used + amount
+            self.used += amount
+            self.used_by[user] = used + amount
 
     def leave(self, holder: object) -> None:
         """It may be repeated."""
         with self._lock:
             user, amount = self._holders.pop(holder, ("", 0))
-            self._total -= amount
-            left = self._of_user.pop(user, 0) - amount
+            self.used -= amount
+            left = self.used_by.pop(user, 0) - amount
             if left:
-                self._of_user[user] = left
+                self.used_by[user] = left
 
     @contextlib.contextmanager
     def within(self, user: str, amount: int = 1) -> Iterator[None]:

@@ -27,8 +27,8 @@ class Slots:
 
     def __init__(self, most: int) -> None:
         self._lock = _thread.allocate_lock()  # guards the next two
-        self._free = most
-        self._waiting: dict[str, deque[_thread.LockType]] = {}  # by user, the next one first
+        self.free = most
+        self.waiting: dict[str, deque[_thread.LockType]] = {}  # by user, the next one first
 
     @contextlib.contextmanager
     def computing(self, user: str) -> Iterator[None]:
@@ -42,24 +42,24 @@ class Slots:
 
     def _take(self, user: str) -> None:
         with self._lock:
-            if self._free:
-                self._free -= 1
+            if self.free:
+                self.free -= 1
                 return
             gate = _thread.allocate_lock()
             gate.acquire()
-            self._waiting.setdefault(user, deque()).append(gate)
+            self.waiting.setdefault(user, deque()).append(gate)
         gate.acquire()
 
     def _leave(self) -> None:
         with self._lock:
-            if not self._waiting:
-                self._free += 1
+            if not self.waiting:
+                self.free += 1
                 return
-            user = next(iter(self._waiting))
-            gates = self._waiting.pop(user)
+            user = next(iter(self.waiting))
+            gates = self.waiting.pop(user)
             gate = gates.popleft()
             if gates:
-                self._waiting[user] = gates  # after the other users
+                self.waiting[user] = gates  # after the other users
         gate.release()
 
 

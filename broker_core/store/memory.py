@@ -3,7 +3,7 @@
 It is not durable. Committed data is separate from data that is only appended or sealed, so ``reopened`` shows
 the state after a crash.
 
-Invariant: only ``commit`` changes ``_content``, and only as a whole.
+Invariant: only ``commit`` changes ``content``, and only as a whole.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class MemoryStore:
     """A :class:`broker_core.store.port.Store` whose data ends with its process."""
 
     def __init__(self) -> None:
-        self._content = _Content()
-        self._staged: dict[BlockId, pa.RecordBatch] = {}  # appended, not named yet
+        self.content = _Content()
+        self.staged: dict[BlockId, pa.RecordBatch] = {}  # appended, not named yet
         # sealed or rewritten, not yet committed
         self._written: dict[BlockId, pa.RecordBatch] = {}
         self._last_block_id = 0
@@ -78,12 +78,12 @@ class MemoryStore:
         """Returns a new store with what this one had committed, as after a crash or a close."""
         other = MemoryStore()
         with self._lock:
-            other._content = self._content.branch()
-        other._last_block_id = other._content.last_block_id
+            other.content = self.content.branch()
+        other._last_block_id = other.content.last_block_id
         return other
 
     def load(self) -> StoreImage:
-        content = self._content
+        content = self.content
         records = [decode(cls, row) for cls, rows in content.records.items() for row in rows.values()]
         inbox = [row for block_id in sorted(content.inbox) for row in content.inbox[block_id]]
         blocks = [_info(block_id, block) for block_id, block in sorted(content.blocks.items())]
@@ -100,7 +100,7 @@ class MemoryStore:
         self._check_writable()
         block_id = self.new_block_id()
         with self._lock:
-            self._staged[block_id] = block
+            self.staged[block_id] = block
         failpoint.here("store.append.written")
         return _info(block_id, block)
 
@@ -125,9 +125,9 @@ class MemoryStore:
                     self._apply(change)
                     if change.history and group:
                         full, own = change.history
-                        self._content.history.append(HistoryBeside(group[-1].block_id, own or full, group))
+                        self.content.history.append(HistoryBeside(group[-1].block_id, own or full, group))
                 for cls, rows in records.items():
-                    table = self._content.records.setdefault(cls, {})
+                    table = self.content.records.setdefault(cls, {})
                     for key, values in rows.items():
                         if values is not None:
                             table[key] = values
@@ -148,12 +148,12 @@ class MemoryStore:
                 block_id = row[0]
                 expected = lengths.get(block_id)
                 if expected is None:
-                    expected = len(self._content.inbox.get(block_id, ()))
+                    expected = len(self.content.inbox.get(block_id, ()))
                 if row[1] != expected:
                     raise ValueError(f"row {row[1]} of block {block_id} is not the next one, {expected}")
                 lengths[block_id] = expected + 1
             for block_id in change.names:
-                if block_id not in self._staged:
+                if block_id not in self.staged:
                     raise ValueError(f"block {block_id} was not appended")
             for block_ids in (change.seals, change.moves):
                 for block_id in block_ids:
@@ -161,7 +161,7 @@ class MemoryStore:
                         raise ValueError(f"block {block_id} was neither sealed nor rewritten")
 
     def _apply(self, change: Change) -> None:
-        content = self._content
+        content = self.content
         if change.sequence > content.sequence:
             content.sequence = change.sequence
         for row in change.rows:
@@ -175,7 +175,7 @@ class MemoryStore:
             if block_id > content.last_block_id:
                 content.last_block_id = block_id
         for block_id in change.names:
-            content.blocks[block_id] = self._staged.pop(block_id)
+            content.blocks[block_id] = self.staged.pop(block_id)
             content.last_block_id = max(content.last_block_id, block_id)
         for block_ids in (change.seals, change.moves):
             for block_id in block_ids:
@@ -184,7 +184,7 @@ class MemoryStore:
         if content.history and (gone := {*change.seals, *change.forgets}):
             content.history = [each for each in content.history if each.block_id not in gone]
         for block_id in change.forgets:
-            for place in (content.blocks, content.inbox, self._staged, self._written):
+            for place in (content.blocks, content.inbox, self.staged, self._written):
                 place.pop(block_id, None)
 
     def seal(self, block_id: BlockId) -> None:
@@ -211,8 +211,8 @@ class MemoryStore:
 
     def read(self, block_id: BlockId) -> pa.RecordBatch:
         with self._lock:
-            block = self._content.blocks.get(block_id)
-            block = self._staged.get(block_id) if block is None else block
+            block = self.content.blocks.get(block_id)
+            block = self.staged.get(block_id) if block is None else block
             return block if block is not None else merged_block(self._inbox_rows(block_id))
 
     def peek(self, block_id: BlockId) -> pa.RecordBatch | None:
@@ -226,12 +226,12 @@ class MemoryStore:
 
     def close(self, *, clean: bool = True) -> None:
         with self._lock:
-            self._content = copy.copy(self._content)
-            self._content.clean = clean
+            self.content = copy.copy(self.content)
+            self.content.clean = clean
             self._closed = True
 
     def _inbox_rows(self, block_id: BlockId) -> list[InboxRow]:
-        rows = self._content.inbox.get(block_id)
+        rows = self.content.inbox.get(block_id)
         if rows is None:
             raise DataLoss(
                 f"block {block_id} is not in the store: its messages were forgotten or never committed"

@@ -29,7 +29,6 @@ from broker_core.message.properties import Properties
 from broker_core.node import channel as channel_module
 from broker_core.node.channel import LocalChannel
 from broker_core.routing import refusals, route_cache
-from broker_core.routing.carbon_copy import carbon_copies
 from broker_core.routing.header_index import MATCHES
 from broker_core.routing.memory import bytes_of
 from broker_core.routing.topic_patterns import TopicPatterns
@@ -194,15 +193,15 @@ def test_cached_routes_of_all_exchanges_together_are_bounded(
             channel.queue_bind("q", name, "k")
             for number in range(300):
                 channel.publish(b"", name, f"{number:0245d}")
-            assert room._used <= route_cache.ROUTE_BYTES
+            assert room.used <= route_cache.ROUTE_BYTES
     exchanges = node.broker.state.topology.exchanges
     assert sum(len(exchange.cache.by_key) for exchange in exchanges.values()) < 300
-    assert room._used == sum(room._by_cache.values()) > 0
+    assert room.used > 0
     with node.channel() as channel:
         for name in ("x", "y", "z"):
             channel.publish(b"", name, "k")
             channel.exchange_delete(name)
-    assert node.queue("q").messages == 3 and room._used == 0
+    assert node.queue("q").messages == 3 and room.used == 0
 
 
 def table(size: int) -> dict[str, Any]:
@@ -225,8 +224,8 @@ def publish_with_many_headers(channel: LocalChannel, size: int) -> None:
 
 
 def publish_with_copies(channel: LocalChannel, size: int) -> None:
-    keys, _ = carbon_copies(Properties(headers={"CC": [f"k.{number}" for number in range(size)]}).encode())
-    channel._state.topology.exchange("t").route_all(keys)
+    copies = Properties(headers={"CC": [f"k.{number}" for number in range(size)]})
+    channel.publish(b"x", "t", "k", copies.encode())
 
 
 def publish_with_a_long_key(channel: LocalChannel, size: int) -> None:
@@ -234,11 +233,10 @@ def publish_with_a_long_key(channel: LocalChannel, size: int) -> None:
 
 
 def publish_and_commit(channel: LocalChannel, size: int) -> None:
-    with channel._broker.channel() as own:
-        own.tx_select()
-        for number in range(size):
-            own.publish(b"x", "t", f"k.{number}")
-        own.tx_commit()
+    channel.tx_select()
+    for number in range(size):
+        channel.publish(b"x", "t", f"k.{number}")
+    channel.tx_commit()
 
 
 def ask_for_many_logs(_channel: LocalChannel, size: int) -> None:
@@ -282,8 +280,8 @@ def test_a_command_costs_no_more_than_its_own_size(
         channel.queue_bind("q", "h", "", {"name1": {"a": [1, "text"]}, "name2": None})
         for pattern in ("#", "*.#", "#.a.*.#.z", "k.*", "a.a.#.b"):
             channel.queue_bind("q", "t", pattern)
-        command(channel, 3)  # what is done once
-        cost = [steps(lambda size=size: command(node.channel(), size)) for size in (8, 16, 32, 64)]
+    command(node.channel(), 3)  # what is done once
+    cost = [steps(lambda size=size: command(node.channel(), size)) for size in (8, 16, 32, 64)]
     for smaller, larger in itertools.pairwise(cost):
         assert larger < 2.2 * smaller, f"{cost} steps for sizes that double"
 

@@ -26,6 +26,7 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.routing import memory
 from broker_core.server.access.vhosts import Vhosts
 from tests.broker.conftest import Node, declared
+from tests.make import spill
 
 QUEUE, ONCE = "q", "once"
 WINDOW = {"x-message-deduplication": True, "x-cache-size": 1_000}
@@ -66,7 +67,7 @@ def gathered(node: Node, ids: Sequence[str], *, spilled: bool = False, prepared:
         for id_ in ids:
             channel.publish(id_.encode(), entrance(node), QUEUE, with_id(id_))
         if spilled:
-            node.broker.channel_commits.spill(channel._channel.transaction)
+            spill(node.broker, channel)
         if prepared:
             channel.prepare(prepared)
         else:
@@ -465,7 +466,7 @@ def test_what_is_moved_back_by_an_operator_is_not_dropped(node: Node, large: boo
         channel.tx_select()
         channel.publish(b"a", routing_key=QUEUE, properties=with_id("a"), mandatory=True)
         if large:
-            node.broker.channel_commits.spill(channel._channel.transaction)
+            spill(node.broker, channel)
         channel.tx_commit(routed=True)
     assert node.browse(QUEUE) == [b"a"]
 

@@ -28,6 +28,7 @@ from broker_core.routing.exchange_types import after_delay, delay_ms
 from broker_core.routing.search import STEPS
 from broker_core.server.access.vhosts import Vhosts
 from tests.broker.conftest import Node, declared
+from tests.make import around, spill
 
 QUEUE, LATER = "q", "later"
 numbers = itertools.count()
@@ -69,15 +70,14 @@ def watched(
     """Returns a list that gets the messages of a queue after each commit of the upkeep."""
     commits: list[int] = []
 
-    def expire(due: list[Any]) -> list[Any]:
+    def expire(intact: Any, due: list[Any]) -> list[Any]:
         left: list[Any] = intact(due)
         if not commits:
             after_first()
         commits.append(len(node.browse(queue)))
         return left
 
-    intact = node.broker.upkeep._expire_some
-    monkeypatch.setattr(node.broker.upkeep, "_expire_some", expire)
+    around(monkeypatch, node.broker.upkeep, "_expire_some", expire)
     return commits
 
 
@@ -104,7 +104,7 @@ def gathered(node: Node, *messages: tuple[bytes, int], spilled: bool = False, pr
         for body, ms in messages:
             channel.publish(body, LATER, "k", waits(ms))
         if spilled:
-            node.broker.channel_commits.spill(channel._channel.transaction)
+            spill(node.broker, channel)
         if prepared:
             channel.prepare(prepared)
         else:
@@ -506,7 +506,7 @@ def test_after_a_restart_a_new_message_does_not_wait_until_all_older_ones_are_lo
     ready.restart()
     arrived_at_look: list[int] = []
 
-    def look(block: pa.RecordBatch) -> pa.RecordBatch:
+    def look(intact: Any, block: pa.RecordBatch) -> Any:
         """Between two works of the upkeep: blocks are read outside of the lock."""
         if not arrived_at_look:
             plain(ready, (b"new", 5))
@@ -514,9 +514,7 @@ def test_after_a_restart_a_new_message_does_not_wait_until_all_older_ones_are_lo
         arrived_at_look.append(len(ready.browse(QUEUE)))
         return intact(block)
 
-    waiting_messages = ready.broker.state.expiry.delays
-    intact = waiting_messages._times
-    monkeypatch.setattr(waiting_messages, "_times", look)
+    around(monkeypatch, ready.broker.state.expiry.delays, "_times", look)
     upkeep(ready)
     assert arrived_at_look[:3] == [0, 1, 1], "it waited for the blocks of the others"
     assert len(arrived_at_look) >= 10, "the others wait in blocks of their own"

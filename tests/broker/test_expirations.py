@@ -25,6 +25,7 @@ from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server.access.vhosts import Vhosts
 from tests.broker.conftest import Node, declared
 from tests.broker.queue.test_dispatch import Shell
+from tests.make import planned, spill
 
 QUEUE, DEAD = "q", "dead"
 LETTERS = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD}
@@ -49,22 +50,22 @@ def plain(node: Node, *messages: Sent) -> None:
             channel.publish(body, "", QUEUE, expiring(ms))
 
 
-def gathered(node: Node, *messages: Sent, spill: bool = False, xid: str = "") -> None:
+def gathered(node: Node, *messages: Sent, large: bool = False, xid: str = "") -> None:
     with node.channel() as channel:
         channel.tx_select()
         for body, ms in messages:
             channel.publish(body, "", QUEUE, expiring(ms))
-        if spill:
-            node.broker.channel_commits.spill(channel._channel.transaction)
+        if large:
+            spill(node.broker, channel)
         channel.prepare(xid) if xid else channel.tx_commit()
 
 
 def spilled(node: Node, *messages: Sent) -> None:
-    gathered(node, *messages, spill=True)
+    gathered(node, *messages, large=True)
 
 
 def prepared(node: Node, *messages: Sent) -> None:
-    gathered(node, *messages, spill=True, xid=(xid := f"x{next(numbers)}"))
+    gathered(node, *messages, large=True, xid=(xid := f"x{next(numbers)}"))
     node.restart()
     node.broker.commit(xid)
 
@@ -400,7 +401,7 @@ def test_what_is_consumed_leaves_the_index(node: Node, monkeypatch: pytest.Monke
         node.broker.upkeep.expire()
     index = node.broker.state.topology.queue(QUEUE).marks.expirations
     assert index is not None
-    assert sum(array.shape[1] for array in index._arrays) < 200
+    assert len(planned(index)) < 200
 
 
 def test_a_great_many_take_memory_only_where_some_are_due(node: Node) -> None:
@@ -413,10 +414,10 @@ def test_a_great_many_take_memory_only_where_some_are_due(node: Node) -> None:
     plain(node, *((b"", 2_000_000),) * 3)
     index = node.broker.state.topology.queue(QUEUE).marks.expirations
     assert index is not None
-    assert (len(index.spans), index._arrays, index._fresh) == (9, [], [])
+    assert (len(index.spans), planned(index)) == (9, [])
     wait(node, 1_000_100)
     assert node.queue(QUEUE).messages == count + 4 - 101
-    assert sum(array.shape[1] for array in index._arrays) <= due_index.SPAN
+    assert len(planned(index)) <= due_index.SPAN
 
 
 @pytest.mark.parametrize("size", [1, 3, 4_096])

@@ -276,7 +276,7 @@ def test_rows_beside_messages_are_left_out_up_to_one_that_says_all_names(
     for _ in range(4):
         publish(node, 1)
     before = told(node)
-    kept = node.store._content.history
+    kept = node.store.content.history
     at = next(place for place, each in enumerate(kept) if b"fresh" in each.text)
     kept[at] = kept[at]._replace(text=b"{")
     node.restart()

@@ -145,7 +145,7 @@ def test_an_import_of_definitions_holds_the_lock_for_a_piece_at_a_time(node: Nod
     found = held.longest_ms
     gc.unfreeze()
     assert (done.counts["queues"], done.counts["bindings"]) == (600, 3000)
-    assert len(node.channel()._state.topology.queues) == 200 + 1 + 600
+    assert len(node.broker.state.topology.queues) == 200 + 1 + 600
     assert found < HELD_MS, found
 
 

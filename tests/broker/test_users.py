@@ -21,8 +21,13 @@ from broker_core.core.undo import Undo
 
 
 @pytest.fixture
-def users() -> Users:
-    made = Users(Undo())
+def undo() -> Undo:
+    return Undo()
+
+
+@pytest.fixture
+def users(undo: Undo) -> Users:
+    made = Users(undo)
     made.add(Change(), "ann", "hash")
     made.permit(Change(), "ann", "", "", "")
     return made
@@ -64,17 +69,17 @@ def test_an_answer_is_never_older_than_the_last_change(users: Users) -> None:
     assert asked > 0
 
 
-def test_an_undone_change_leaves_no_answer_behind(users: Users) -> None:
+def test_an_undone_change_leaves_no_answer_behind(users: Users, undo: Undo) -> None:
     rights = Rights(users, "ann")
-    users._undo.begin()
+    undo.begin()
     users.permit(Change(), "ann", "", "", ".*")
     assert rights.may("read", "q")
-    users._undo.roll_back()
+    undo.roll_back()
     assert not rights.may("read", "q")
-    users._undo.begin()
+    undo.begin()
     users.delete(Change(), "ann") if len(users.by_name) > 1 else users.forbid(Change(), "ann")
     assert not rights.enters
-    users._undo.roll_back()
+    undo.roll_back()
     assert rights.enters
 
 

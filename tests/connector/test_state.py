@@ -53,7 +53,7 @@ def test_rows_have_nulls_for_what_is_not_there() -> None:
         effects=(EffectInfo("consumed", "in/0", 2, ((3, 5),)),),
         tables=(TableInfo("t", "append", 2, True, version=0),),
     )
-    (row,) = state._batch("transactions", [info]).to_pylist()
+    (row,) = state.batch_of("transactions", [info]).to_pylist()
     assert (row["sequence"], row["listener"], row["app_id"], row["batch_id"], row["ledger_sequence"]) == (
         None,
     ) * 5
@@ -69,18 +69,18 @@ def test_rows_have_nulls_for_what_is_not_there() -> None:
     ]
     assert row["tables"][0]["version"] == 0 and row["tables"][0]["refused"] is None
     entry = LedgerInfo("a", 1, "q", 0, 0, 1, {"in/0": (3, 5)}, 2, 0, True, False)
-    (row,) = state._batch("ledger", [entry]).to_pylist()
+    (row,) = state.batch_of("ledger", [entry]).to_pylist()
     assert (row["transaction"], row["batch_id"], row["ranges"]) == (
         None,
         0,
         [("in/0", {"start": 3, "end": 5})],
     )
     queue = QueueInfo("q", 0, 0, 0, 0, "", True, {"n": 1, "text": "a", "table": {"x": [1]}, "none": None})
-    (row,) = state._batch("queues", [queue]).to_pylist()
+    (row,) = state.batch_of("queues", [queue]).to_pylist()
     assert dict(row["arguments"]) == {"n": "1", "text": "a", "table": '{"x": [1]}', "none": "null"}
 
 
 @pytest.mark.parametrize("table", state.SCHEMAS)
 def test_an_empty_table_has_its_types(table: str) -> None:
-    batch = state._batch(table, [])
+    batch = state.batch_of(table, [])
     assert batch.schema.names == state.SCHEMAS[table].names and batch.num_rows == 0

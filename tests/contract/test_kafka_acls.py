@@ -391,7 +391,7 @@ def test_before_version_2_a_refusal_names_the_topic_too(pipeline: Pipeline) -> N
     """AddPartitions is answered for all logs at once."""
     pipeline.restart()
     pipeline.send()
-    pipeline.engine(DRIVER).client._levels = {"transaction.version": 1}
+    pipeline.engine(DRIVER).client.transaction_version = lambda: 1  # type: ignore[method-assign]
     (acl,) = (
         acl
         for line in printed(pipeline.root, DRIVER, NEEDED, "shop")

@@ -504,7 +504,7 @@ def test_every_mechanism_logs_in_and_again_before_the_session_ends(real: RealNod
     # a node closes a connection that goes on after its session, so one connection is enough only if it logs
     # in again
     client.transaction_version()
-    (connection,) = wire._connections.values()
+    (connection,) = wire.connections.values()
     expiries = {connection._expires}
 
     def logged_in_twice_more() -> bool:
@@ -513,7 +513,7 @@ def test_every_mechanism_logs_in_and_again_before_the_session_ends(real: RealNod
         return len(expiries) == 3
 
     wait_until(logged_in_twice_more)
-    assert list(wire._connections.values()) == [connection] and not connection.broken
+    assert list(wire.connections.values()) == [connection] and not connection.broken
     assert mechanism != "OAUTHBEARER" or len(tokens) == len(expiries)
     client.close()
 
@@ -559,7 +559,7 @@ def test_threads_share_a_connection_of_tls(real: RealNode) -> None:
         thread.join(WAIT_S)
     assert sorted(found) == list(range(80))
     # the node advertises each listener under its own address, so all went through one connection
-    assert len(wire._connections) == 1
+    assert len(wire.connections) == 1
     client.close()
 
 

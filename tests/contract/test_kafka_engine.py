@@ -218,7 +218,7 @@ def test_a_topic_that_is_made_again_before_its_batch_is_decided_is_data_loss(ben
         wait_until(lambda: pipeline.source not in bench.client.topics())
         bench.client.create_topic(pipeline.source, 1, replication=1)
         bench.send(pipeline.source, 0, b"another")
-        pipeline.driver.client._cluster.forget(pipeline.source)  # as half a minute later
+        pipeline.driver.client.cluster.forget(pipeline.source)  # as half a minute later
 
     with pytest.raises(errors.DataLoss, match="was deleted and made again"):
         pipeline.run(staged=make_again)
@@ -263,7 +263,7 @@ def test_partitions_that_are_added_between_two_batches_are_read_from_their_begin
     wait_until(lambda: len(bench.engine().logs([pipeline.source])) == 3)
     for number in range(3):
         bench.send(pipeline.source, number, b"%d" % number)
-    pipeline.driver.client._cluster.forget(pipeline.source)  # as half a minute later
+    pipeline.driver.client.cluster.forget(pipeline.source)  # as half a minute later
     assert pipeline.run().published == 3
     wait_until(lambda: bench.bodies(pipeline.target) == [b"0", b"1", b"2", b"a"])
 

@@ -51,7 +51,7 @@ class Bench:
     def client(self) -> Client:
         client = Client(SocketWire(Settings(request_s=WAIT_S)), [self.node], reconnect_s=WAIT_S)
         if client.transaction_version() > self.version:
-            client._levels = {"transaction.version": self.version}
+            client.transaction_version = lambda: self.version  # type: ignore[method-assign]
         return client
 
     def sink(self, codec: Codec = Codec.NONE) -> KafkaSink:

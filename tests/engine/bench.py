@@ -17,17 +17,17 @@ class Bench(EngineBench):
     def __init__(self) -> None:
         self.store = MemoryStore()
         self._open()
-        self._declare()
+        self.declare()
 
     @classmethod
     def over(cls, local: LocalBroker, engine: EmbeddedEngine) -> Bench:
         """The same words over a broker that somebody else has opened."""
         made = cls.__new__(cls)
         made.local, made.engine = local, engine
-        made._declare()
+        made.declare()
         return made
 
-    def _declare(self) -> None:
+    def declare(self) -> None:
         with self.local.channel() as channel:
             for queue in QUEUES:
                 channel.queue_declare(queue)

@@ -57,4 +57,4 @@ def test_what_kafka_needs_is_imported_when_it_is_used_and_named_when_it_is_missi
     for name in [name for name in sys.modules if name.startswith(("kafka.", "broker_core.kafka"))]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(OptionError, match=r"needs the Python package .*pip install .*kafka"):
-        engines._kafka("protocol.library")
+        engines.connect("kafka://h:9092")

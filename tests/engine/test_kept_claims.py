@@ -44,7 +44,7 @@ def test_s2_claims_and_reads_of_each_source_are_kept_up_to_the_limit(bench: Benc
 def test_c4_a_range_behind_messages_that_nobody_acknowledged_is_refused(bench: Bench) -> None:
     bench.produce(b"0")
     bench.run("q", 0, BUSY, bench.claim(BUSY))
-    ledger = bench.engine._ledger
+    ledger = bench.engine.batches.ledger
     ledger.require_ranges(
         MicroBatch(APP, "q", 1), {"in": [3, 4]}, lambda log, start, end: (log, start, end) == ("in", 1, 3)
     )

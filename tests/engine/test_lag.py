@@ -117,7 +117,7 @@ def test_the_lag_of_a_bulk_commit_survives_a_restart(tmp_path: Path) -> None:
 def test_the_commands_say_it(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
     publish(broker, b"a", b"b", b"c")
     decide(broker, claim(broker))
-    at = ("--data", broker._directory)
+    at = ("--data", broker.directory)
     assert main(["app", "list", *at, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["lag_s"] >= 0
     assert main(["queue", "list", *at, "--json"]) == 0
@@ -144,7 +144,7 @@ def test_status_says_the_lag_of_the_app_that_is_furthest_behind(
 
 
 def test_nothing_that_waits_is_an_empty_cell(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["queue", "list", "--data", broker._directory]) == 0
+    assert main(["queue", "list", "--data", broker.directory]) == 0
     assert "None" not in capsys.readouterr().out
 
 

@@ -60,7 +60,7 @@ def test_s6_a_release_binds_no_decision_that_follows_it_after_a_restart(bench: B
     entry = bench.engine.commit_batch(APP, "q2", 1, opened.token, []).entry
     assert entry.ranges == {"in": (3, 4)}
     bench.crash()
-    assert bench.engine._ledger.consumed(["in"]) == {"in": 4}
+    assert bench.engine.batches.ledger.consumed(["in"]) == {"in": 4}
 
 
 def test_s4_a_read_of_a_deleted_queue_consumes_nothing_of_its_namesake(bench: Bench) -> None:

@@ -28,13 +28,13 @@ def in_process(broker: Broker) -> Iterator[Engine]:
 
 @contextmanager
 def mapped(broker: Broker) -> Iterator[Engine]:
-    with BrokerClient(data=broker._directory) as client:
+    with BrokerClient(data=broker.directory) as client:
         yield client
 
 
 @contextmanager
 def served(broker: Broker) -> Iterator[Engine]:
-    with BrokerClient(data=broker._directory, map_files=False) as client:
+    with BrokerClient(data=broker.directory, map_files=False) as client:
         yield client
 
 
@@ -61,7 +61,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 def history(broker: Broker, queue: str) -> dict[int, int]:
     """The transaction of each offset, as the history says it."""
-    with BrokerClient(data=broker._directory) as client:
+    with BrokerClient(data=broker.directory) as client:
         return {
             offset: each.sequence
             for each in RemoteAdmin(client).history(1000)
@@ -104,7 +104,7 @@ def test_a_read_says_the_commit_that_published_each_row(broker: Broker, way: Way
 def test_it_is_the_same_after_a_restart_and_without_a_history(tmp_path: Path, broker: Broker) -> None:
     wanted = history(broker, "q")
     seal(broker)
-    directory = broker._directory
+    directory = broker.directory
     broker.close()
     with Broker.open(directory) as again:
         assert seen(again.engine.browse([("q", 0, MANY + LARGE)], transaction=True)) == wanted

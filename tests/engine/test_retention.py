@@ -32,7 +32,7 @@ def decide(bench: Bench, first: int, count: int, start: Vector) -> Vector:
 
 
 def kept(bench: Bench) -> list[int]:
-    return [entry.sequence for entry in bench.engine._ledger._entries[APP].values()]
+    return [entry.sequence for entry in bench.engine.batches.ledger._entries[APP].values()]
 
 
 def test_the_ledger_waits_for_a_delta_ledger_that_lags_and_gives_up_one_that_is_not_written_any_more(
@@ -130,7 +130,7 @@ def test_the_rows_of_an_abandoned_write_are_forgotten_and_the_upkeep_does_it() -
     bench = Bench()
     bench.now = 100 * DAY_US
     bench.write("old", *[b"x" * 100] * 2000)
-    (part,) = bench.engine._branches.of_token("old")
+    (part,) = bench.engine.batches.branches.of_token("old")
     bench.now += 2 * DAY_US
     assert bench.engine.drop_abandoned in bench.local.upkeep.chores
     for chore in bench.local.upkeep.chores:

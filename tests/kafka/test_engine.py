@@ -229,8 +229,7 @@ def test_a_forked_child_has_a_memory_of_its_own(bench: Bench) -> None:
     bench.send(0, b"a")
     engine = bench.engine()
     end = engine.claim(APP, [FROM], {FROM: START}, Limit(), Origin(), "fail")
-    source = engine._here().source  # type: ignore[attr-defined]
-    with source.journal(APP)._lock:  # held by a thread that the child does not have
+    with engine.source.journal(APP)._lock:  # held by a thread that the child does not have
         child = os.fork()
         if not child:
             code = 1

@@ -388,7 +388,7 @@ class Attacks:
 
     def m_takes_channel(self) -> None:
         if CHANNEL in self.shown and not self.alone:
-            self.raw._of._channel = self.held._id
+            self.raw.of.channel_id = self.held.id
             for word in ("tx_rollback", "close"):
                 self.raw.call(f"channel.{word}", {})
 

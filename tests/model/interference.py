@@ -105,10 +105,10 @@ class Heard:
     """Writes down each answer of ``of``, a client of mallory or a channel of it."""
 
     def __init__(self, of: Any, learnt: list[str]) -> None:
-        self._of, self._learnt = of, learnt
+        self.of, self._learnt = of, learnt
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._of, name)
+        found = getattr(self.of, name)
         return partial(self._told, name, found) if callable(found) else found
 
     def _told(self, name: str, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -126,11 +126,11 @@ class Heard:
         return answer
 
     def __enter__(self) -> Heard:
-        self._of.__enter__()
+        self.of.__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._of.__exit__(*exception)
+        self.of.__exit__(*exception)
 
 
 class Run(Attacks):

@@ -23,6 +23,7 @@ from broker_core.broker.queue.queue import Marks
 from broker_core.core.errors import DataLoss
 from broker_core.core.records import NEVER
 from broker_core.micro_batch.claims.claim import Claims
+from tests.make import around
 from tests.model.owned_queue import OwnedQueue
 from tests.model.test_machine import QUIET
 
@@ -81,9 +82,8 @@ def acks_settle_from_the_floor(patch: Patch) -> None:
 
 
 def acks_delete_the_last_range(patch: Patch) -> None:
-    ack = Claims._ack
-
     def without(
+        ack: Any,
         self: Claims,
         logs: Any,
         change: Any,
@@ -96,7 +96,7 @@ def acks_delete_the_last_range(patch: Patch) -> None:
         for log, offset in vector.items():
             logs.ack(log, app_id, offset, offset)
 
-    patch.setattr(Claims, "_ack", without)
+    around(patch, Claims, "_ack", without)
 
 
 def test_a_rule_that_is_switched_off_is_found(monkeypatch: Patch) -> None:

@@ -44,6 +44,7 @@ from connector.stream.without_admission_control import UnadmittedReader
 from connector.tables import checks
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table
+from tests.make import around
 from tests.model.test_owned_queue import acks_delete_the_last_range, claims_freeze_nothing
 from tests.model.world import Violation, World, require, world
 
@@ -305,7 +306,7 @@ def abort_comes_late(w: World) -> None:
     """Crash row 2: a driver that hangs aborts an attempt whose commit is on the way."""
     w.produce(3)
     driver = w.until(w.start_driver(), "commit_batch")
-    for token in list(w.engine._branches._attempts):
+    for token in list(w.engine.batches.branches._attempts):
         w.engine.rollback_batch(token)
     w.step(driver)
     w.finish()
@@ -520,9 +521,11 @@ def told_ends_are_forgotten(patch: Patch) -> None:
 
 def every_start_is_acked(patch: Patch) -> None:
     whatever_spark_committed_is_acknowledged(patch)
-    end = StreamReader._end
-    patch.setattr(
-        StreamReader, "_end", lambda self, start, *, limited, acks=True: end(self, start, limited=limited)
+    around(
+        patch,
+        StreamReader,
+        "_end",
+        lambda end, self, start, *, limited, acks=True: end(self, start, limited=limited),
     )
 
 
@@ -538,14 +541,12 @@ def no_ack_by_claim(patch: Patch) -> None:
 
 
 def claim_in_memory_only(patch: Patch) -> None:
-    record = Claims._record
-
-    def without(self: Claims, logs: Any, change: Any, *arguments: Any) -> None:
+    def without(record: Any, self: Claims, logs: Any, change: Any, *arguments: Any) -> None:
         before = len(change.journal)
         record(self, logs, change, *arguments)
         change.journal[before:] = [entry for entry in change.journal[before:] if isinstance(entry, Drop)]
 
-    patch.setattr(Claims, "_record", without)
+    around(patch, Claims, "_record", without)
 
 
 def claims_may_move(patch: Patch) -> None:
@@ -684,11 +685,11 @@ def whatever_spark_committed_is_acknowledged(patch: Patch) -> None:
 
 
 def whatever_is_claimed_below(patch: Patch) -> None:
-    settled = MicroBatches._settled
-    patch.setattr(
+    around(
+        patch,
         MicroBatches,
         "_settled",
-        lambda self, log, start, end: start is None or settled(self, log, start, end),
+        lambda settled, self, log, start, end: start is None or settled(self, log, start, end),
     )
 
 
@@ -722,10 +723,9 @@ def apply_from_a_new_execution(patch: Patch) -> None:
     """Two executions of the user's function, each staging half of what is decided: the rows are not of one
     execution.
     """
-    run = Transactional._decide
     marked = World.marked
 
-    def without(self: Transactional, batch: Any, *arguments: Any) -> Any:
+    def without(run: Any, self: Transactional, batch: Any, *arguments: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
             append = BatchTransaction.append
             inner.setattr(
@@ -735,7 +735,7 @@ def apply_from_a_new_execution(patch: Patch) -> None:
             )
             return run(self, batch, *arguments)
 
-    patch.setattr(Transactional, "_decide", without)
+    around(patch, Transactional, "_decide", without)
 
 
 def rows_may_be_freed_early(patch: Patch) -> None:
@@ -760,13 +760,11 @@ def one_id_for_all_steps(patch: Patch) -> None:
 
 
 def steps_in_another_order(patch: Patch) -> None:
-    grouped = apply._grouped
-
-    def without(entry: Any) -> Any:
+    def without(grouped: Any, entry: Any) -> Any:
         tables, functions = grouped(entry)
         return [steps[::-1] for steps in tables], functions
 
-    patch.setattr(apply, "_grouped", without)
+    around(patch, apply, "_grouped", without)
 
 
 def a_token_is_made_for_each_call(patch: Patch) -> None:

@@ -31,6 +31,7 @@ from broker_core.core import errors
 from broker_core.core.block import Blocks
 from broker_core.routing import exchange_types
 from tests import reading
+from tests.make import spill
 from tests.model.naive_broker import LATER, LENGTH, NEWS, ONCE, PENDING, Work
 from tests.model.whole_broker import ROUTES, NothingInMemory, OnDisk, WholeBroker
 
@@ -222,7 +223,7 @@ def a_message_is_sent_again_in_a_spilled_transaction(broker: WholeBroker) -> Non
     for again in (1, 0, 1):
         broker.publish_one(broker.peers[0], window, True, crash="", again=again)
     work, channel = broker.peers[0].work, broker.peers[0].channel
-    broker.broker.channel_commits.spill(channel._channel.transaction)
+    spill(broker.broker, channel)
     channel.tx_commit()
     broker.naive.commit(work, broker.now_us())
     broker.peers[0].work = Work()

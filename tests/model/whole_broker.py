@@ -42,6 +42,7 @@ from broker_core.store.port import Store
 from tests.broker.conftest import Clock
 from tests.crash.test_store_crash import tear
 from tests.engine.bench import Bench
+from tests.make import beneath, spill
 from tests.model.naive_broker import (
     DEAD,
     EXPIRE,
@@ -211,7 +212,7 @@ class WholeBroker(RuleBasedStateMachine):
 
     def reopen(self) -> None:
         for peer in self.peers:
-            peer.channel._channel.closed = "the broker crashed"
+            beneath(peer.channel).closed = "the broker crashed"
         self.peers.clear()
         store = self.reopened()
         self.broker.committer.stop(errors.StoreFailed("crash"))
@@ -420,7 +421,7 @@ class WholeBroker(RuleBasedStateMachine):
             peer.held |= marked
             return
         if spilled:
-            self.broker.channel_commits.spill(peer.channel._channel.transaction)
+            spill(self.broker, peer.channel)
         xid = f"x{next(self.numbers)}" if how != "commit" else ""
         places = [(name, self.place(name, held), outcome) for name, held, outcome in work.settles]
 

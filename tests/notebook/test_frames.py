@@ -23,7 +23,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def test_frames_have_the_columns_and_types_of_the_lists(broker: Broker) -> None:
-    for frame in (txmq.queues(data=broker._directory), txmq.apps(data=broker._directory)):
+    for frame in (txmq.queues(data=broker.directory), txmq.apps(data=broker.directory)):
         assert len(frame) == 0
     with broker.channel() as channel:
         for queue in ("in", "idle"):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from broker_core.routing import topic_patterns
 from broker_core.routing.header_index import MATCHES, HeaderIndex
 from broker_core.routing.topic_patterns import TopicPatterns
+from tests.undo.snapshot import snapshot
 
 WORDS = st.sampled_from(["a", "b", "", "*", "#"])
 PATTERNS = st.lists(WORDS, max_size=11).map(".".join)
@@ -100,7 +101,7 @@ def test_headers_match_as_defined_while_bindings_come_and_go(
         assert set(index.matching(headers, int)) == expected, headers
     for number in list(bound):
         index.remove(number)
-    assert not (index._under or index._places or index._always), "nothing is left of what was removed"
+    assert snapshot(index) == snapshot(HeaderIndex()), "nothing is left of what was removed"
 
 
 class Interrupted(Exception):

@@ -32,7 +32,12 @@ def picture(broker: Broker) -> str:
     engine = broker.engine
     return "\n".join(
         repr(_plain(part, {}))
-        for part in (broker.local.state, engine._claims, engine._ledger, engine._branches)
+        for part in (
+            broker.local.state,
+            engine.batches.claims,
+            engine.batches.ledger,
+            engine.batches.branches,
+        )
     )
 
 

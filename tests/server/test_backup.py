@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,7 @@ from broker_core.store.catalog import CATALOG_COPY
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage.salvage import salvage
 from broker_core.store.salvage.verify import verify
+from tests.make import around
 from tests.progress import wait_until
 
 LARGE = 1_500  # messages that are a block of a segment
@@ -117,10 +119,10 @@ def test_commits_seals_and_deletions_go_on_at_every_step_of_a_backup(broker: Bro
     """Each step waits for them, so it holds nothing that they need; the copy has what was there before."""
     _declare(broker)
     _pair(broker, 0, LARGE)
-    store = broker.local._store
-    assert isinstance(store, DurableStore)
-    for usage in store.segment_usage():
-        store.roll(usage.number)
+    with broker.local.open_store() as store:
+        assert isinstance(store, DurableStore)
+        for usage in store.segment_usage():
+            store.roll(usage.number)
     segments = tmp_path / "data" / "segments"
     before, done = set(os.listdir(segments)), []
 
@@ -158,9 +160,9 @@ def test_commits_seals_and_deletions_go_on_at_every_step_of_a_backup(broker: Bro
 def test_a_segment_that_was_deleted_during_the_backup_is_in_the_copy(broker: Broker, tmp_path: Path) -> None:
     _declare(broker)
     _pair(broker, 0, LARGE)
-    store = broker.local._store
-    (number,) = {usage.number for usage in store.segment_usage()}
-    store.roll(number)
+    with broker.local.open_store() as store:
+        (number,) = {usage.number for usage in store.segment_usage()}
+        store.roll(number)
 
     def delete(_name: str) -> None:
         with broker.channel() as channel:
@@ -323,15 +325,14 @@ def test_bytes_that_are_not_those_of_the_broker_are_found(
     change: str, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _declare(broker)
-    known = client_backup._pieces
 
-    def changed(*arguments: object) -> Iterator[tuple[str, bytes]]:
-        for name, piece in known(*arguments):  # type: ignore[arg-type]
+    def changed(known: Any, *arguments: object) -> Iterator[tuple[str, bytes]]:
+        for name, piece in known(*arguments):
             if name == "id":
                 piece = {"less": piece[:-1], "more": piece + b"x", "another": b"X" + piece[1:]}[change]
             yield name, piece
 
-    monkeypatch.setattr(client_backup, "_pieces", changed)
+    around(monkeypatch, client_backup, "_pieces", changed)
     with pytest.raises(RemoteProtocolError, match="is not what the broker has sent"):
         _backup(broker, tmp_path / "copy")
     assert (tmp_path / "copy" / UNFINISHED).exists()

@@ -83,7 +83,7 @@ def test_each_listener_shows_who_holds_what(
         assert amqp["unacknowledged"] == {"a": 2, "b": 3} and amqp["size_bytes"] >= 5
         assert amqp["age_s"] >= amqp["open_s"] > 0
         assert amqp["id"].endswith(f" -> {broker.amqp_urls[0].removeprefix('amqp://')} (7)")
-        assert flight["unacknowledged"] == {"a": 1} and flight["id"] == remote._id
+        assert flight["unacknowledged"] == {"a": 1} and flight["id"] == remote.id
         assert (process["unacknowledged"], process["publishes"]) == ({}, 0) and not ours.closed
         assert [row["listener"] for row in _rows(capsys, broker, "--queue", "b")] == ["amqp"]
         assert [row["listener"] for row in _rows(capsys, broker, "--open")] == ["amqp"]
@@ -170,7 +170,7 @@ def test_a_whole_connection_and_a_channel_of_flight_are_closed(
     name = _rows(capsys, broker)[0]["id"].rpartition(" (")[0]
     with BrokerClient(broker.url) as client, client.channel() as remote:
         assert remote.get("b") is not None
-        for id in (name, remote._id):
+        for id in (name, remote.id):
             assert cli.main(["connection", "close", id, "--yes", "--url", broker.url]) == 0
         with pytest.raises(errors.ConnectionFailed):
             remote.get("b")

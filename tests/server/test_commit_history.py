@@ -125,7 +125,7 @@ def test_a_micro_batch_says_its_app_and_what_goes_to_tables(broker: Broker) -> N
 
 def test_the_commands_say_it_as_text_and_as_json(broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
     number = publish(broker, "in")
-    at = ("--data", broker._directory)
+    at = ("--data", broker.directory)
     assert main(["history", "show", str(number), *at]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"transaction {number}  ") and "published 1 in at 0" in text

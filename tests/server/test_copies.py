@@ -93,8 +93,7 @@ def by_rows_over_flight(broker: Broker, messages: list[Message]) -> None:
 
 
 def by_many_rows_over_flight(broker: Broker, messages: list[Message]) -> None:
-    with BrokerClient(broker.url) as client:
-        client._connection.live().takes_files = False
+    with BrokerClient(broker.url, map_files=False) as client:
         stage(client, messages, 70_000)
 
 

@@ -367,15 +367,15 @@ def test_what_the_clients_of_a_user_leave_unread_is_limited(tmp_path: Path) -> N
             channel.queue_declare("q")
             channel.publish(bytes(12 * MiB), routing_key="q")
         clients = [getting("ann")]
-        wait_until(lambda: counted._of_user.get("ann", 0) > 4 * MiB)
+        wait_until(lambda: counted.used_by.get("ann", 0) > 4 * MiB)
         while len(counted) == len(clients):
-            assert counted._of_user["ann"] <= 30 * MiB
+            assert counted.used_by["ann"] <= 30 * MiB
             clients.append(getting("ann"))
         with pytest.raises(Closed):
             reads(clients.pop())
         assert reads(getting("bob")) == 12 * MiB
         assert [reads(each) for each in clients] == [12 * MiB] * len(clients)
-        wait_until(lambda: counted._total == 0)
+        wait_until(lambda: counted.used == 0)
 
 
 def test_messages_that_do_not_come_whole_are_limited_by_their_bytes(tmp_path: Path) -> None:
@@ -397,13 +397,13 @@ def test_messages_that_do_not_come_whole_are_limited_by_their_bytes(tmp_path: Pa
             peer.expect(c.Basic.Ack, 1)
 
         first = begun("ann", 3 * MiB)
-        wait_until(lambda: counted._total > 2 * MiB)
+        wait_until(lambda: counted.used > 2 * MiB)
         second = begun("ann", 3 * MiB)
         text = second.expect(c.Connection.Close).reply_text
         second.abort()  # a client that answers no close is waited for
         assert text.startswith("RESOURCE_ERROR - messages of user 'ann' that have not come whole take more")
         begun("bob", 4 * MiB)
-        wait_until(lambda: counted._total > 6 * MiB)
+        wait_until(lambda: counted.used > 6 * MiB)
         third = begun("carl", 3 * MiB)
         text = third.expect(c.Connection.Close).reply_text
         third.abort()
@@ -411,9 +411,9 @@ def test_messages_that_do_not_come_whole_are_limited_by_their_bytes(tmp_path: Pa
         for user in USERS:  # what is small has no part in it
             published(user, 100_000)
         first.abort()
-        wait_until(lambda: counted._total < 5 * MiB)
+        wait_until(lambda: counted.used < 5 * MiB)
         published("ann", 3 * MiB)
-        wait_until(lambda: counted._total < 5 * MiB)
+        wait_until(lambda: counted.used < 5 * MiB)
 
 
 def test_parts_in_flight_are_limited_by_their_bytes_and_what_was_begun_is_staged(tmp_path: Path) -> None:
@@ -437,8 +437,9 @@ def test_parts_in_flight_are_limited_by_their_bytes_and_what_was_begun_is_staged
 
         def stage(user: str, branch: str, rows: int) -> None:
             credentials = Credentials(user=user, password="pw")
-            with BrokerClient(broker.url, credentials=credentials, reconnect_s=0.2) as client:
-                client._connection.live().takes_files = False
+            with BrokerClient(
+                broker.url, credentials=credentials, reconnect_s=0.2, map_files=False
+            ) as client:
                 header = contract.decode(
                     BranchHeader, contract.encode({**HEADER, "token": user, "branch": branch})
                 )
@@ -711,7 +712,7 @@ def test_what_leaves_a_quota_twice_counts_once_and_a_refusal_takes_nothing() -> 
     quota.enter("nothing", "d", 0)
     for holder in ("a2", "b1", "c1", "nothing"):
         quota.leave(holder)
-    assert len(quota) == 0 and quota._total == 0 and quota._of_user == {}
+    assert len(quota) == 0 and quota.used == 0 and quota.used_by == {}
 
 
 def test_half_of_the_files_are_for_connections() -> None:

@@ -31,6 +31,7 @@ from broker_core.broker.transaction import heuristics, outcomes, transaction
 from broker_core.broker.transaction.outcomes import OutcomeLimits
 from broker_core.core import errors
 from broker_core.core.change import Author, Change
+from broker_core.core.records import ClaimRecord, LineageRecord, ReadRecord
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket
 from broker_core.flight import contract
 from broker_core.launcher import Broker
@@ -46,6 +47,7 @@ from broker_core.server.access import audit
 from broker_core.server.access.audit import Audit
 from broker_core.server.access.caller import Caller
 from broker_core.server.access.identity import Identity
+from broker_core.server.alarm import RECORD_BYTES
 from broker_core.server.amqp import direct_reply
 from broker_core.server.flight import channels, clients
 from broker_core.server.http.state import answer_cache, history, page_sessions
@@ -74,13 +76,19 @@ def users_of(things: Things) -> int:
     return len({user for user, _ in things})
 
 
+def memory_of(broker: Broker) -> int:
+    """What the alarm counts."""
+    assert broker.quotas.alarm is not None
+    return {level.name: level.found for level in broker.quotas.alarm.levels()}["memory"]
+
+
 def acting(broker: Broker, user: str) -> EmbeddedEngine:
     return broker.engine.acting(Actor(user, administers=False))
 
 
 def ended_channels(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     low.setattr(channels, "ENDED", LOW)
-    held, state = broker._server._channels, broker.local.state
+    held, state = broker.server.channels, broker.local.state
     for user, name in things:
         caller = Caller(Identity(user), Rights(state.users, user, owner=True), "", state)
         held.call("open", contract.ChannelCall(name, 0, {}), caller)
@@ -137,9 +145,7 @@ def apps(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tu
         with contextlib.suppress(errors.NotAllowed):
             acting(broker, user).open_batch(name, "q", 0, "fail")
     kept = len(broker.local.state.users.apps)
-    assert (
-        broker.quotas.alarm is not None and broker.quotas.alarm._kept_records() >= 2 * kept
-    )  # their attempts too
+    assert memory_of(broker) >= RECORD_BYTES * 2 * kept  # their attempts too
     return kept, LOW * users_of(things)
 
 
@@ -151,7 +157,7 @@ def decided(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
         engine = acting(broker, user)
         token = engine.open_batch(user, "q", number, "fail").token
         engine.commit_batch(user, "q", number, token, [])
-    return len(broker.engine._ledger._batches), LOW * users_of(things)
+    return broker.engine.batches.ledger.size(), LOW * users_of(things)
 
 
 def claimed(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
@@ -167,8 +173,8 @@ def claimed(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
             end = starts[user] = engine.claim(user, [user], start, Limit(), Origin(), "fail")
             ranges = engine.resolve(user, start, end)
             list(engine.read(ReadTicket(user, name, number, ranges, ((user, *ranges[user]),))))
-    kept = len(engine._claims.reads.records()) + sum(map(len, engine._claims._by_app.values()))
-    assert broker.quotas.alarm is not None and broker.quotas.alarm._kept_records() >= kept
+    kept = sum(isinstance(each, ClaimRecord | ReadRecord) for each in engine.batches.claims.records())
+    assert memory_of(broker) >= RECORD_BYTES * kept
     return kept, 2 * LOW * users_of(things)
 
 
@@ -182,8 +188,8 @@ def sources(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
             channel.publish(b"", routing_key=name)
             with contextlib.suppress(errors.NotAllowed):
                 engine.claim(user, [name], {name: START}, Limit(), Origin("earliest"), "fail")
-    claims = engine._claims
-    assert broker.quotas.alarm is not None and broker.quotas.alarm._kept_records() >= claims.size()
+    claims = engine.batches.claims
+    assert memory_of(broker) >= RECORD_BYTES * claims.size()
     return claims.size(), 2 * LOW * users_of(things)
 
 
@@ -194,11 +200,13 @@ def queries(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
         engine = acting(broker, user)
         token = engine.open_batch(user, name, 0, "resume").token
         engine.commit_batch(user, name, 0, token, [])
-    return sum(map(len, broker.engine._ledger._lineages.values())), LOW * users_of(things)
+    return sum(
+        isinstance(each, LineageRecord) for each in broker.engine.batches.ledger.records()
+    ), LOW * users_of(things)
 
 
 def attempts(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
-    broker.engine._branches.room.limits = StagedLimits(user_attempts=LOW)
+    broker.engine.batches.branches.room.limits = StagedLimits(user_attempts=LOW)
     for user, name in things:
         with contextlib.suppress(errors.NotAllowed):
             acting(broker, user).open_batch(f"app of {user}", "q", 0, "fail", token=name)
@@ -206,7 +214,7 @@ def attempts(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) 
 
 
 def staged_bytes(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
-    broker.engine._branches.room.limits = StagedLimits(user_bytes=LOW * 1000)
+    broker.engine.batches.branches.room.limits = StagedLimits(user_bytes=LOW * 1000)
     with broker.channel() as channel:
         channel.queue_declare("in")
     for user, name in things:
@@ -272,7 +280,7 @@ def heard(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> t
         caller = Caller(Identity(user), Rights(state.users, user, owner=True), "", state)
         known.called(f"ipv4:{name}", caller)
         known.staged(caller, name)
-    return len(known._connections) + len(known._attempts), 2 * LOW
+    return len(known.connections()) + len(known._attempts), 2 * LOW
 
 
 def logged_errors(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
@@ -289,7 +297,7 @@ def routes(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> 
         for user, name in things:
             channel.exchange_declare(user, "direct")
             channel.publish(b"", user, name.ljust(200, "x"))
-    return room._used, route_cache.ROUTE_BYTES
+    return room.used, route_cache.ROUTE_BYTES
 
 
 def audit_log(_broker: Broker, things: Things, low: pytest.MonkeyPatch, folder: Path) -> tuple[int, int]:
@@ -392,9 +400,8 @@ def commits(broker: Broker, things: Things, _low: pytest.MonkeyPatch, _: Path) -
         with broker.local.channel(user=user) as channel:
             channel.queue_declare(name)
             channel.publish(b"", routing_key=name)
-    assert broker.quotas.alarm is not None
     alone, kept.size_bytes = kept.size_bytes, kept.size_bytes + 10**9
-    assert broker.quotas.alarm._memory()[0] >= 10**9
+    assert memory_of(broker) >= 10**9
     kept.size_bytes = alone
     return kept.size_bytes, LOW * 1024
 

@@ -27,9 +27,9 @@ def test_so_many_compute_at_once_and_the_users_in_turn() -> None:
 
     for number in range(20):
         begin("flooder")
-        wait_until(lambda: len(inside) + sum(map(len, computing._waiting.values())) == number + 1)  # noqa: B023
+        wait_until(lambda: len(inside) + sum(map(len, computing.waiting.values())) == number + 1)  # noqa: B023
     begin("other")
-    wait_until(lambda: "other" in computing._waiting)
+    wait_until(lambda: "other" in computing.waiting)
     assert inside == ["flooder"] * 2
     goes.release()
     wait_until(lambda: len(inside) == 3)
@@ -40,7 +40,7 @@ def test_so_many_compute_at_once_and_the_users_in_turn() -> None:
         goes.release()
     for thread in threads:
         thread.join()
-    assert len(inside) == 21 and computing._free == 2 and not computing._waiting
+    assert len(inside) == 21 and computing.free == 2 and not computing.waiting
 
 
 def test_who_waits_for_a_commit_or_a_lock_leaves_the_slot_to_others() -> None:
@@ -69,12 +69,12 @@ def test_who_waits_for_a_commit_or_a_lock_leaves_the_slot_to_others() -> None:
         others = [threading.Thread(target=commits), threading.Thread(target=waits, args=(lock,))]
         for other in others:
             other.start()
-            wait_until(lambda: broker.committer.waiting and computing._free == 1)
+            wait_until(lambda: broker.committer.waiting and computing.free == 1)
         with computing.computing("bob"):
             assert order == []
             store.gate.set()
             leader.join()
             others[0].join()  # it takes no slot again
     others[1].join()
-    assert order == ["committed", "locked"] and computing._free == 1
+    assert order == ["committed", "locked"] and computing.free == 1
     broker.close()

@@ -57,8 +57,9 @@ def give_all(broker: Broker) -> None:
 
 
 @contextlib.contextmanager
-def ann(broker: Broker) -> Iterator[BrokerClient]:
-    with BrokerClient(broker.url, credentials=Credentials(user=ANN, password=PASSWORD)) as made:
+def ann(broker: Broker, files: bool = True) -> Iterator[BrokerClient]:
+    credentials = Credentials(user=ANN, password=PASSWORD)
+    with BrokerClient(broker.url, credentials=credentials, map_files=files) as made:
         yield made
 
 
@@ -117,8 +118,7 @@ def test_a_right_that_is_taken_after_staging_stops_the_commit(
     broker: Broker, data: Path, take: Take, rows: pa.RecordBatch, refused: str, files: bool, restarted: bool
 ) -> None:
     """Of a batch write and of a micro-batch; nothing is published, and with the right it goes on."""
-    with ann(broker) as client:
-        client._connection.live().takes_files = files
+    with ann(broker, files) as client:
         written = stage(client, "write", rows)
         client.open_batch(APP, QUERY, 0, "fail", token="token")
         of_app = stage(client, "token", rows, APP)

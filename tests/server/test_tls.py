@@ -236,7 +236,7 @@ def test_external_logs_in_the_user_of_the_certificate(
         with contextlib.closing(served.amqp(mine, credentials=ExternalCredentials())) as connection:
             connection.channel().queue_declare("q")
             assert connection._impl.server_properties["product"] == "txmq"
-            (found,) = served.broker._amqp.connections
+            (found,) = served.broker.amqp.connections
             assert (
                 found.user
                 == {"distinguished_name": "CN=orders,OU=spark,O=example", "common_name": "orders"}[login_from]

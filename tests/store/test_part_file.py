@@ -84,7 +84,7 @@ def test_a_file_that_somebody_can_still_write_to_is_not_taken(
 ) -> None:
     writer = PartWriter(str(tmp_path))
     writer.append(messages(3))
-    descriptor = os.dup(writer._descriptor)
+    descriptor = os.dup(writer.descriptor)
     mapping = mmap.mmap(descriptor, writer.size_bytes) if kept == "a mapping" else None
     file = writer.end()
     if mapping is not None:

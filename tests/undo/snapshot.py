@@ -22,6 +22,7 @@ from broker_core.broker.queue.progress import IntervalSet
 from broker_core.broker.queue.rank import Ranks
 from broker_core.broker.queue.ready import Ready
 from broker_core.core.block import Block
+from tests.make import planned
 
 LEFT_OUT = frozenset(
     {
@@ -147,24 +148,16 @@ def _walk_object(value: Any, path: str, found: dict[str, object], seen: dict[int
         value.ranks.best()  # it takes in what became visible: when is nobody's concern
     fields = _fields(value)
     if isinstance(value, Log):
-        fields["_runs"], fields["_front"], fields["_firsts"] = (
-            value._runs[value._front :],
-            0,
-            value._firsts[value._front :],
-        )
+        front = fields.pop("_front")
+        fields |= {name: fields[name][front:] for name in ("_runs", "_firsts")}
     elif isinstance(value, Ranks):  # what is settled or held may stand in the heap
-        assert value._offsets == {offset for _, offset in value._heap} and len(value._offsets) == len(
-            value._heap
-        )
-        fields["_heap"] = sorted(
-            entry
-            for entry in value._heap
-            if entry[1] not in value._unacked and not value._progress.is_settled(entry[1])
-        )
-        fields["_offsets"] = fields["_popped"] = fields["_forgotten"] = ()
+        heap, offsets = fields.pop("_heap"), fields.pop("_offsets")
+        assert offsets == {offset for _, offset in heap} and len(offsets) == len(heap)
+        gone, settled = fields["_unacked"], fields["_progress"].is_settled
+        fields["_heap"] = sorted(entry for entry in heap if entry[1] not in gone and not settled(entry[1]))
+        del fields["_popped"], fields["_forgotten"]
     elif isinstance(value, DueIndex):  # in which order it has looked at them is nobody's concern
-        entries = {(at_us, offset) for array in value._arrays for at_us, offset in array.T.tolist()}
-        fields = {"entries": sorted(entries.union(value._fresh)), "exchange": value.exchange}
+        fields = {"entries": sorted({*planned(value)}), "exchange": value.exchange}
     elif isinstance(value, Block):
         found[path] = type(value).__name__
     for name, item in fields.items():

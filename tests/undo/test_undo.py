@@ -29,7 +29,9 @@ from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
 from tests.broker.conftest import Clock
 from tests.engine.bench import Bench
+from tests.make import beneath
 from tests.undo.faults import Faults
+from tests.undo.snapshot import difference, snapshot
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +48,9 @@ class Life:
         self.state = self.broker.state
         self.engine = EmbeddedEngine(self.broker)
         engine = self.engine
-        self.faults = Faults(self.broker, moment, most, engine._claims, engine._ledger, engine._branches)
+        self.faults = Faults(
+            self.broker, moment, most, engine.batches.claims, engine.batches.ledger, engine.batches.branches
+        )
         self.channel = self.broker.channel()
 
     def do(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -92,7 +96,7 @@ class Life:
 
     def settle(self, outcome: Any, tags: list[int], xid: str = "") -> Transaction:
         made = self.transaction(xid=xid)
-        channel = self.channel._channel
+        channel = beneath(self.channel)
         for tag in tags:
             channel.settle(tag, outcome, False, 0)
         made.settles, channel.transaction.settles = channel.transaction.settles, []
@@ -317,7 +321,7 @@ def test_an_exception_in_upkeep_changes_nothing(life: Life) -> None:
     life.commit(("", "q", b""), ("", "q", TRANSIENT))
     life.hold("q", 2)
     life.faults.exhaust(
-        lambda: life.broker.run(lambda _state, change, _now: life.channel._channel.recover(change))
+        lambda: life.broker.run(lambda _state, change, _now: beneath(life.channel).recover(change))
     )
     life.do("closing")
 
@@ -339,6 +343,8 @@ def test_an_exception_while_messages_expire_loses_and_doubles_none(life: Life) -
 
 def test_an_exception_in_a_micro_batch_changes_nothing(life: Life) -> None:
     bench = Bench.over(life.broker, life.engine)
+    room = life.engine.batches.branches.room
+    empty = snapshot(room)
     exhaust = life.faults.exhaust
     engine = life.engine
     life.commit(*[("", "in", b"")] * 3, ("", "in", TRANSIENT), ("", "in", b""))
@@ -378,18 +384,18 @@ def test_an_exception_in_a_micro_batch_changes_nothing(life: Life) -> None:
     branch = bench.write(token, b"written")
     exhaust(lambda: engine.commit_branches(token, [branch]))
     exhaust(lambda: engine.release("app", "in", force=True))
-    engine._branches.room.limits = StagedLimits(user_bytes=1600)
+    limits, room.limits = room.limits, StagedLimits(user_bytes=1600)
     words = {"query": "query", "batch": 3, "app": "app"}
     older = engine.open_batch("app", "query", 3, "fail").token
     bench.stage(older, b"x" * 700, branch="older", **words)
     newer = engine.open_batch("app", "query", 3, "fail").token
     exhaust(lambda: bench.stage(newer, b"y" * 700, branch="newer", **words))
     assert [attempt.token for attempt in engine.staged_batches()] == [newer], "the older one made room"
-    life.clock.now_us += int(engine._branches.room.limits.idle_s) * 2_000_000
+    life.clock.now_us += int(room.limits.idle_s) * 2_000_000
     exhaust(engine.drop_abandoned)
-    room = engine._branches.room
     assert engine.staged_batches() == []
-    assert not (room._payer or room._open or room._bytes or room._of_user)
+    room.limits = limits
+    assert difference(empty, snapshot(room)) == []
 
 
 def test_an_exception_while_a_channel_ends_changes_nothing(life: Life) -> None:

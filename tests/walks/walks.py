@@ -110,7 +110,7 @@ def publish(recorder: Recorder, directory: Path) -> Walk:
             while not any(call.function.endswith("publish") for call in recorder.calls):
                 assert time.monotonic() < deadline, "the publish never arrived"
                 time.sleep(0.001)
-            server = broker._amqp
+            server = broker.amqp
             assert server is not None
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), server.loop).result(
                 GUARD_S

@@ -278,7 +278,7 @@ def _in_order(ready: Ready) -> bool:
     return ready.ranks is None and not ready._progress.owner
 
 
-def _without(parts: Sequence[Sequence[int]], offsets: Sequence[int]) -> list[list[int]]:
+def without(parts: Sequence[Sequence[int]], offsets: Sequence[int]) -> list[list[int]]:
     """Returns [start, end) of ``parts`` without ``offsets``; both are sorted."""
     found: list[list[int]] = []
     place = 0
@@ -313,7 +313,7 @@ def purgeable(ready: Ready, start: int, end: int, most: int) -> tuple[list[list[
         end = min(end, start + _LOOKED_AT)
         unacked = unacked.intersection(range(start, end))
     parts, end = progress.holes.outside_some(start, end, most)
-    parts = _without(parts, sorted([at for at in unacked if at >= start]))
+    parts = without(parts, sorted([at for at in unacked if at >= start]))
     return (parts[:most], parts[most - 1][1]) if len(parts) > most else (parts, end)
 
 

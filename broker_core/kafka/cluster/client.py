@@ -34,21 +34,21 @@ class Client:
         reconnect_s: float = RECONNECT_S,
         time: Time | None = None,
     ) -> None:
-        self._cluster = Cluster(wire, bootstrap, reconnect_s, time or Time())
-        self._leaders = Leaders(self._cluster)
+        self.cluster = Cluster(wire, bootstrap, reconnect_s, time or Time())
+        self._leaders = Leaders(self.cluster)
         self._levels: Mapping[str, int] | None = None
 
     def close(self) -> None:
-        self._cluster.close()
+        self.cluster.close()
 
     @property
     def failures(self) -> int:
         """Another number than before: a node was lost meanwhile."""
-        return self._cluster.nodes.failures
+        return self.cluster.nodes.failures
 
     def patience(self) -> Backoff:
         """For what is asked again here because an answer was too early."""
-        return self._cluster.patience()
+        return self.cluster.patience()
 
     def patiently(self, attempt: Callable[[], T], failed: Callable[[], None] = lambda: None) -> T:
         """Returns what ``attempt`` does; again after ``failed`` and a pause, where an answer was lost or a
@@ -65,22 +65,22 @@ class Client:
     # -- the cluster -----------------------------------------------------------------------------------------
 
     def cluster_id(self) -> str:
-        return self._cluster.metadata(()).cluster
+        return self.cluster.metadata(()).cluster
 
     def transaction_version(self) -> int:
         """2: an epoch for each transaction (KIP-890); 1 or 0: AddPartitions comes first."""
         if self._levels is None:
-            self._levels = self._cluster.anywhere(port.ApiVersions()).levels
+            self._levels = self.cluster.anywhere(port.ApiVersions()).levels
         return self._levels.get(TRANSACTION_VERSION, 0)
 
     def topics(self) -> Mapping[str, port.TopicMetadata]:
         """All that this user may see."""
-        return self._cluster.metadata(None).topics
+        return self.cluster.metadata(None).topics
 
     def existing(self, names: Collection[str]) -> set[str]:
         """Which of these are topics. Raises AccessRefused for one that this user may not see."""
         request = port.Metadata(tuple(names))
-        found = self._cluster.metadata(request.topics).topics if names else {}
+        found = self.cluster.metadata(request.topics).topics if names else {}
         for name, each in found.items():
             if each.code is Code.TOPIC_AUTHORIZATION_FAILED:
                 raise acls.error(request, each.code, f"topic {name}", topic=name)
@@ -89,7 +89,7 @@ class Client:
 
     def topic(self, name: str, *, fresh: bool = False) -> port.TopicMetadata:
         """Its partitions, as they were at most REFRESH_S ago, or as they are now. Raises QueueNotFound."""
-        return self._cluster.refresh(name) if fresh else self._cluster.topic(name)
+        return self.cluster.refresh(name) if fresh else self.cluster.topic(name)
 
     def find_topic(self, name: str) -> port.TopicMetadata | None:
         """As ``topic``; None if it is missing."""
@@ -107,19 +107,19 @@ class Client:
         configs: Mapping[str, str] | None = None,
     ) -> port.TopicMetadata:
         """A topic whose leaders answer, which may have existed. Raises AccessRefused, KafkaError."""
-        self._cluster.administer(
+        self.cluster.administer(
             name, port.CreateTopic(name, partitions, replication, configs or {}), {Code.TOPIC_ALREADY_EXISTS}
         )
         return self._leaders.ready(name, 1)
 
     def delete_topic(self, name: str) -> None:
         """Raises QueueNotFound, AccessRefused, KafkaError."""
-        self._cluster.administer(name, port.DeleteTopic(name), done={Code.UNKNOWN_TOPIC_OR_PARTITION})
-        self._cluster.forget(name)
+        self.cluster.administer(name, port.DeleteTopic(name), done={Code.UNKNOWN_TOPIC_OR_PARTITION})
+        self.cluster.forget(name)
 
     def configs(self, name: str, *keys: str) -> Mapping[str, str | None]:
         """The topic's settings. Raises QueueNotFound, AccessRefused."""
-        return self._cluster.about(name, port.DescribeTopic(name, keys or None)).values
+        return self.cluster.about(name, port.DescribeTopic(name, keys or None)).values
 
     # -- records ---------------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ class Client:
     def fence(self, transactional_id: str, timeout_ms: int = 60_000) -> Producer:
         """A new epoch; every earlier one can write no more, and its open transaction is aborted."""
         request = port.InitProducer(transactional_id, timeout_ms)
-        return self._cluster.coordinate(
+        return self.cluster.coordinate(
             transactional_id, request, lambda answer: (answer.code, None), repeat=True
         ).producer
 
@@ -226,7 +226,7 @@ class Client:
         AccessRefused.
         """
         request = port.AddPartitions(transactional_id, producer, tuple(logs))
-        self._cluster.coordinate(transactional_id, request, _worst, repeat=True)
+        self.cluster.coordinate(transactional_id, request, _worst, repeat=True)
 
     def end_transaction(
         self, transactional_id: str, producer: Producer, *, commit: bool, bump: bool
@@ -235,7 +235,7 @@ class Client:
         not, by us.
         """
         request = port.EndTransaction(transactional_id, producer, commit, bump)
-        return self._cluster.coordinate(
+        return self.cluster.coordinate(
             transactional_id, request, lambda answer: (answer.code, None), repeat=False
         ).producer
 
@@ -246,14 +246,14 @@ class Client:
         def code(answer: port.TransactionAnswer) -> tuple[Code, None]:
             return Code.NONE if answer.code is Code.TRANSACTIONAL_ID_NOT_FOUND else answer.code, None
 
-        answer = self._cluster.coordinate(transactional_id, request, code, repeat=True)
+        answer = self.cluster.coordinate(transactional_id, request, code, repeat=True)
         return answer if answer.code is Code.NONE else None
 
     # -- groups ----------------------------------------------------------------------------------------------
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Sets the group's position, for tools that show lag. Idempotent."""
-        self._cluster.coordinate(group, port.CommitOffsets(group, offsets), _worst, repeat=True, group=True)
+        self.cluster.coordinate(group, port.CommitOffsets(group, offsets), _worst, repeat=True, group=True)
 
 
 def _worst(codes: Mapping[TopicPartition, Code]) -> tuple[Code, TopicPartition | None]:

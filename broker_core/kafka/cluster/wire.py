@@ -22,7 +22,7 @@ class SocketWire:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._connections: dict[tuple[NodeAddress, str], NodeConnection] = {}
+        self.connections: dict[tuple[NodeAddress, str], NodeConnection] = {}
         self._lock = threading.Lock()
         self._opening: dict[tuple[NodeAddress, str], threading.Lock] = {}
         self._pid = os.getpid()
@@ -40,7 +40,7 @@ class SocketWire:
             with self._lock:
                 if self._closed:
                     raise errors.ConnectionFailed("this client of Kafka is closed")
-                connection = self._connections.get((node, lane))
+                connection = self.connections.get((node, lane))
             if connection is None or connection.broken:
                 connection = NodeConnection(node, self._settings)
                 self._keep(node, lane, connection)
@@ -48,7 +48,7 @@ class SocketWire:
 
     def _keep(self, node: NodeAddress, lane: str, connection: NodeConnection) -> None:
         with self._lock:
-            self._connections[node, lane] = connection
+            self.connections[node, lane] = connection
             if not self._closed:
                 return
         connection.close()  # the wire was closed while it was opened; sending on it says so
@@ -58,7 +58,7 @@ class SocketWire:
             return
         # the locks may be held by threads that do not exist here
         self._lock, self._opening = threading.Lock(), {}
-        inherited, self._connections = self._connections, {}
+        inherited, self.connections = self.connections, {}
         self._pid = os.getpid()
         for connection in inherited.values():
             connection.abandon()
@@ -68,6 +68,6 @@ class SocketWire:
         self._forget_parent()
         with self._lock:
             self._closed = True
-            connections, self._connections = self._connections, {}
+            connections, self.connections = self.connections, {}
         for connection in connections.values():
             connection.close()

@@ -52,7 +52,7 @@ class Logins:
         self._users = users
         self._token = token.encode()
         self._open = open_to_anonymous
-        self._checks = PasswordChecks(users, self.audit, file_users or {}, open_to_anonymous)
+        self.checks = PasswordChecks(users, self.audit, file_users or {}, open_to_anonymous)
         self._lock = threading.Lock()
         self._proved: OrderedDict[tuple[str, bytes], str] = OrderedDict()  # by connection and digest
         self._rights: dict[tuple[str, str, bool], Rights] = {}
@@ -63,11 +63,11 @@ class Logins:
         """``connection`` has a name of its own. What has proved itself on it goes on without a turn, so that
         nobody who guesses can stop it.
         """
-        proof_of = (connection, self._checks.digest(user, password)) if connection else None
-        stored = self._checks.verifier_of(user)
+        proof_of = (connection, self.checks.digest(user, password)) if connection else None
+        stored = self.checks.verifier_of(user)
         if proof_of is not None and stored is not None and self._proved.get(proof_of) == stored:
             return Identity(user)
-        answer = self._checks.ask(user, password, address)
+        answer = self.checks.ask(user, password, address)
         if answer.done():
             found = answer.result()
         else:
@@ -108,7 +108,7 @@ class Logins:
             return Standing.unproven if self._open and self._users.default else Standing.refused
         if isinstance(credentials, Bearer):
             return Standing.proven if self._is_token(credentials.token) else Standing.refused
-        remembered = self._checks.remembers(credentials.user, credentials.password)
+        remembered = self.checks.remembers(credentials.user, credentials.password)
         return Standing.proven if remembered else Standing.unproven
 
     def _is_token(self, token: str) -> bool:
@@ -134,7 +134,7 @@ class Logins:
         elif self._users.default and not (self._open and is_loopback(address)):
             why = f"user '{DEFAULT_USER}' can only connect via localhost"
         if why:
-            self._checks.refused(user, address, why)
+            self.checks.refused(user, address, why)
             raise LoginRefused(WRONG)
         return Identity(user)
 
@@ -142,7 +142,7 @@ class Logins:
         """For a listener that must not wait: the caller, at once or later, or LoginRefused, which is also
         raised at once.
         """
-        return self._checks.ask(user, password, address)
+        return self.checks.ask(user, password, address)
 
     def basis(self, user: str, address: str) -> str | None:
         """What a login of the user from there rests on: another one after its password has changed, None if
@@ -150,7 +150,7 @@ class Logins:
         """
         if self._users.default:
             return DEFAULT_USER if self._open and user == DEFAULT_USER and is_loopback(address) else None
-        return self._checks.verifier_of(user)
+        return self.checks.verifier_of(user)
 
     @property
     def default(self) -> bool:
@@ -171,10 +171,10 @@ class Logins:
     @property
     def refusals(self) -> int:
         """Returns how many logins were refused since the start."""
-        return self._checks.refusals
+        return self.checks.refusals
 
     def close(self) -> None:
-        self._checks.close()
+        self.checks.close()
 
     def forget(self, connection: str) -> None:
         """It has ended, and another one may get its name."""

@@ -60,8 +60,8 @@ class PasswordChecks:
         self._listed = {name: self._verifier(name, text) for name, text in listed.items()}
         users.file_users = frozenset(self._listed)
         self._found_costs: tuple[object, frozenset[passwords.Cost]] = (None, frozenset())
-        self._throttle = Throttle(self._secret)
-        self._queue = LoginQueue(self._throttle)
+        self.throttle = Throttle(self._secret)
+        self._queue = LoginQueue(self.throttle)
         self._right: OrderedDict[bytes, str] = OrderedDict()  # digest -> what the password was checked with
         self._wrong: OrderedDict[tuple[str, bytes], str] = OrderedDict()  # the same, by network and digest
         self._work = threading.Condition()  # of the throttle, and of all that follows it here
@@ -102,13 +102,13 @@ class PasswordChecks:
         network, user = login.pair
         if text is None or self._right.get(login.digest) != text or not self._queue.would_be_next(login.pair):
             return False
-        calm = self._throttle.failures(network) + self._queue.of_network(network) <= FREE
-        if not (calm or self._throttle.has_logged_in(user, network)):
+        calm = self.throttle.failures(network) + self._queue.of_network(network) <= FREE
+        if not (calm or self.throttle.has_logged_in(user, network)):
             return False
-        if self._throttle.free_at(user, network, login.since) > login.since:
+        if self.throttle.free_at(user, network, login.since) > login.since:
             return False
-        self._throttle.take(user, network, login.since)
-        self._throttle.note_login(user, network)
+        self.throttle.take(user, network, login.since)
+        self.throttle.note_login(user, network)
         return True
 
     def _enter(self, login: Login, answer: Future[Identity]) -> Login | None:
@@ -123,7 +123,7 @@ class PasswordChecks:
         if refused is not login:
             self._work.notify()
         if refused is not None and refused is not login:
-            self._throttle.count_failure(refused.user, refused.pair[0], login.since)
+            self.throttle.count_failure(refused.user, refused.pair[0], login.since)
         return refused
 
     def _start(self) -> None:
@@ -164,7 +164,7 @@ class PasswordChecks:
             now = time.monotonic()
             expired = self._queue.expired(now)
             for each in expired:
-                self._throttle.count_failure(each.user, each.pair[0], now)
+                self.throttle.count_failure(each.user, each.pair[0], now)
             login = self._queue.next(now)
             if login is not None or expired:
                 return login, expired
@@ -189,11 +189,11 @@ class PasswordChecks:
         now = time.monotonic()
         with self._work:
             if why:
-                self._throttle.count_failure(user, login.pair[0], now)
+                self.throttle.count_failure(user, login.pair[0], now)
                 remember(self._wrong, (login.pair[0], login.digest), stored or "")
             else:
                 assert stored is not None
-                self._throttle.note_login(user, login.pair[0])
+                self.throttle.note_login(user, login.pair[0])
                 remember(self._right, login.digest, stored)
         if why:
             self.refused(user, address, why)

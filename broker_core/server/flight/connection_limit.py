@@ -57,10 +57,10 @@ class FlightConnectionLimit:
         self._look_s = LOOK_SELDOM_S if of_this_host else LOOK_S
         self._lock = threading.Lock()
         self._checks: Counter[Peer] = Counter()  # logins that are being checked
-        self._proved: dict[str, tuple[Peer, float]] = {}  # by gRPC's name; and since when
+        self.proved: dict[str, tuple[Peer, float]] = {}  # by gRPC's name; and since when
         self._seen: dict[Peer, float] = {}  # that have not logged in
-        self._refusals: Counter[Peer] = Counter()
-        self._stalled: set[int] = set()  # sockets
+        self.refusals: Counter[Peer] = Counter()
+        self.stalled: set[int] = set()  # sockets
         # sockets of this host at the last look, and when
         self._looked: tuple[int | None, float] = (None, 0.0)
         self._wake, self._ended = threading.Event(), False
@@ -94,8 +94,8 @@ class FlightConnectionLimit:
         if self._thread is None or (peer := peer_of(name)) is None:
             return
         with self._lock:
-            self._refusals[peer] += 1
-            if self._refusals[peer] in (REFUSALS + 1, LATER_REFUSALS + 1):
+            self.refusals[peer] += 1
+            if self.refusals[peer] in (REFUSALS + 1, LATER_REFUSALS + 1):
                 self._wake.set()
 
     @contextlib.contextmanager
@@ -104,16 +104,16 @@ class FlightConnectionLimit:
         the user, which raises Busy.
         """
         peer = peer_of(name)
-        if peer is None or (name in self._proved and not self._refusals[peer]):
+        if peer is None or (name in self.proved and not self.refusals[peer]):
             yield lambda _user: None
             return
 
         def prove(user: str) -> None:
             with self._lock:
-                self._refusals.pop(peer, None)
-                if name not in self._proved:  # another call of this connection may have been faster
+                self.refusals.pop(peer, None)
+                if name not in self.proved:  # another call of this connection may have been faster
                     self._quota.enter(name, user)
-                    self._proved[name] = (peer, time.monotonic())
+                    self.proved[name] = (peer, time.monotonic())
 
         with self._lock:
             self._checks[peer] += 1
@@ -155,7 +155,7 @@ class FlightConnectionLimit:
                         "the connections of Spark's port cannot be looked at, nor limited: %s", error
                     )
             with contextlib.suppress(OSError), self._lock:  # gRPC would wait for them
-                proved = {peer for peer, _ in self._proved.values()}
+                proved = {peer for peer, _ in self.proved.values()}
                 left = [each for port in ports() for each in kernel.connections(port)]
                 kernel.end({each.inode for each in left if each.peer not in proved})
 
@@ -177,27 +177,27 @@ class FlightConnectionLimit:
         """
         with self._lock:
             there = {each.peer for each in found}
-            self._refusals = Counter({peer: n for peer, n in self._refusals.items() if peer in there})
-            proved = {peer for peer, _ in self._proved.values()}
+            self.refusals = Counter({peer: n for peer, n in self.refusals.items() if peer in there})
+            proved = {peer for peer, _ in self.proved.values()}
             most = {True: LATER_REFUSALS, False: REFUSALS}
-            flooding = {peer for peer, number in self._refusals.items() if number > most[peer in proved]}
+            flooding = {peer for peer, number in self.refusals.items() if number > most[peer in proved]}
             safe = (proved | set(self._checks)) - flooding
             large = {each.peer for each in found if each.received > BYTES and each.peer in self._seen} - safe
             over = {each.inode for each in found if each.peer in flooding | large} - {0}
-        let_go = {each.inode for each in found if each.peer in safe} & self._stalled
-        stalling = over - self._stalled
-        self._stalled = {each.inode for each in found} & (self._stalled | over) - let_go
+        let_go = {each.inode for each in found if each.peer in safe} & self.stalled
+        stalling = over - self.stalled
+        self.stalled = {each.inode for each in found} & (self.stalled | over) - let_go
         return stalling, let_go
 
     def overdue(self, found: Sequence[ClientSocket], now: float) -> list[ClientSocket]:
         """Which of the connections end."""
         with self._lock:
             there = {each.peer for each in found}
-            left = [name for name, (peer, at) in self._proved.items() if peer not in there and at < now]
+            left = [name for name, (peer, at) in self.proved.items() if peer not in there and at < now]
             for name in left:
-                del self._proved[name]
+                del self.proved[name]
                 self._quota.leave(name)
-            proved, checking = {peer for peer, _ in self._proved.values()}, set(self._checks)
+            proved, checking = {peer for peer, _ in self.proved.values()}, set(self._checks)
         for name in left:
             for tell in self.on_close:
                 tell(name)

@@ -73,12 +73,12 @@ class FlightServer:
         quotas = quotas or Quotas()
         self._calls = Calls(quotas.calls, quotas.alarm)
         self._staging = FlightStaging(self._engine, self._call_permissions, self._calls, quotas.part_bytes)
-        self._channels = FlightChannels(broker, self._call_permissions, quotas.channels)
-        accounts.changed.append(self._channels.end_deleted)
+        self.channels = FlightChannels(broker, self._call_permissions, quotas.channels)
+        accounts.changed.append(self.channels.end_deleted)
         if quotas.alarm is not None:
-            quotas.alarm.counted += [self._channels.ended, engines.size]
+            quotas.alarm.counted += [self.channels.ended, engines.size]
         status = StatusReader(broker, engines, quotas.alarm, hello.directory, listens, vhosts)
-        self._words: dict[str, Callable[..., object]] = {  # of ``admin.``
+        self.admin_words: dict[str, Callable[..., object]] = {  # of ``admin.``
             **{word: getattr(broker, word) for word in call_permissions.LISTS},
             "status": status.now,
             "close": broker.open_channels.close,
@@ -108,7 +108,7 @@ class FlightServer:
     def stop(self) -> None:
         """End all channels, then the server; calls in progress get GRACE_S."""
         self._stopping.set()
-        self._channels.close()
+        self.channels.close()
         self.connection_limit.stop()
         close_all(self._listeners, GRACE_S)
 
@@ -148,7 +148,7 @@ class FlightServer:
         if kind == "channel":
             call = contract.decode_checked(contract.ChannelCall, body, f"channel.{word}")
             with self._calls.reading() if word == "take_returned" else contextlib.nullcontext():
-                return contract.encode(self._channels.call(word, call, caller))
+                return contract.encode(self.channels.call(word, call, caller))
         if kind == "admin":
             return contract.encode(self._admin(caller, word, body))
         if word == "read":
@@ -182,11 +182,11 @@ class FlightServer:
             return streams.small(self._engine(caller), ticket)
 
     def _admin(self, caller: Caller, word: str, body: pa.Buffer) -> object:
-        if word not in self._words:
+        if word not in self.admin_words:
             raise errors.RemoteProtocolError(
                 f"unknown action admin.{word}; client and broker are of different versions"
             )
-        function = self._words[word]
+        function = self.admin_words[word]
         arguments = contract.decode_arguments(f"admin.{word}", function, body)
         self._call_permissions.check(call_permissions.ADMIN, word, caller, arguments)
         if word in transactions.WORDS:
@@ -200,14 +200,14 @@ class FlightServer:
             if word in call_permissions.LISTS or word == "skip_damaged":
                 arguments["vhost"] = caller.state.vhost
             if word == "call_took_place":
-                arguments["channel"] = self._channels.own(caller, arguments["channel"])
+                arguments["channel"] = self.channels.own(caller, arguments["channel"])
             answer = function(**arguments)
         self._call_permissions.carried_out(caller, f"admin.{word}", arguments)
         return answer
 
     def _give_up(self) -> bool:
         """Whether this broker ends now, so that the caller can open its directory."""
-        if self.gives_up and not (self._calls.in_progress > 1 or self._channels.count):
+        if self.gives_up and not (self._calls.in_progress > 1 or self.channels.count):
             self.given_up.set()
         return self.given_up.is_set()
 

@@ -48,7 +48,7 @@ class HttpServer(LoopThread):
     ) -> None:
         super().__init__("txmq-http")
         self.options = options = options or HttpOptions()
-        self._backend = backend
+        self.backend = backend
         self.connections = Quota(options.connections, http_connection)
         unauthenticated = UnauthenticatedLimit(options.max_unauthenticated)
         plain, encrypted = ((), listeners) if tls is not None else (listeners, ())
@@ -115,7 +115,7 @@ class HttpServer(LoopThread):
         self._sampling = self.loop.create_task(self._sample())
 
     async def _sample(self) -> None:
-        sampler = Sampler(self._backend, self._beside)
+        sampler = Sampler(self.backend, self._beside)
         while True:
             try:
                 await sampler.sample()

@@ -238,7 +238,7 @@ def test_two_who_decide_a_prepared_transaction_at_a_time_dead_letter_once(node: 
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(node.broker.commit, "x") for _ in range(2)]:
             assert future.result() == 0
-    assert node.browse("q") == [] and not node.store._staged  # the other one's copies are forgotten
+    assert node.browse("q") == [] and not node.store.staged  # the other one's copies are forgotten
     require_all(node, numbered(MESSAGES))
 
 
@@ -260,7 +260,7 @@ def test_a_prepared_transaction_is_rolled_back_while_its_letters_are_written(nod
     with pytest.raises(TransactionState):
         node.broker.commit("x")
     assert node.browse("q") == numbered(MESSAGES) and entries(node) == 0
-    assert not node.store._staged
+    assert not node.store.staged
 
 
 @pytest.mark.parametrize("prepared", [False, True])
@@ -349,7 +349,7 @@ def test_letters_of_a_queue_that_is_deleted_before_the_commit_are_none(node: Nod
     channel.tx_commit()
     channel.close()
     assert len(calls) == 1 + others or not others
-    assert not node.store._staged
+    assert not node.store.staged
     require_all(node, numbered(MESSAGES, 2 * MESSAGES) if others else [])
 
 

@@ -21,6 +21,7 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from tests.broker.conftest import Node, declared, publish
+from tests.make import beneath
 
 TRANSIENT = Properties(delivery_mode=1).encode()
 PERSISTENT = Properties(delivery_mode=2).encode()
@@ -143,10 +144,10 @@ def test_18_no_open_transaction_keeps_its_messages_in_memory(node: Node, queue: 
         channel.publish(b"first", routing_key=queue, properties=first)
         for number in range(2 * SPILL_ROWS):
             channel.publish(b"%d" % number, routing_key=queue, mandatory=number % 2 == 0)
-            assert len(channel._channel.transaction.publishes) < SPILL_ROWS
+            assert len(beneath(channel).transaction.publishes) < SPILL_ROWS
         for _ in range(5):
             channel.publish(bytes(SPILL_BYTES // 2), routing_key=queue)
-            assert channel._channel.transaction.unspilled_bytes < SPILL_BYTES
+            assert beneath(channel).transaction.unspilled_bytes < SPILL_BYTES
         assert node.broker.transaction_bytes() < 2 * SPILL_BYTES
 
 
@@ -222,7 +223,7 @@ def test_18_a_piece_whose_queues_are_all_gone_leaves_nothing_behind(node: Node) 
         channel.queue_delete("q")
         channel.tx_commit()
         assert len(channel.returned) == 9
-    assert node.store._staged == {} and node.broker.state.blocks.by_id == {}
+    assert node.store.staged == {} and node.broker.state.blocks.by_id == {}
 
 
 def test_18_open_and_prepared_transactions_are_counted_until_they_end(node: Node) -> None:

@@ -20,6 +20,7 @@ from broker_core.core import errors, failpoint
 from broker_core.node.channel import LocalChannel
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
+from tests.make import spill
 from tests.reading import fetched
 
 POINTS = ["committer.planned", "committer.durable", "committer.published"]
@@ -71,7 +72,7 @@ def relay(broker: LocalBroker, channel: LocalChannel, number: int) -> bool:
             for _ in range(1 + number % 3):
                 channel.publish(delivery.body, routing_key="out", mandatory=number % 2 == 0)
             if number % 50 == 0:
-                broker.channel_commits.spill(channel._channel.transaction)
+                spill(broker, channel)
             channel.ack(delivery.tag)
         channel.tx_commit(token)
         armed = False

@@ -155,7 +155,7 @@ def test_staged_parts_and_branch_rows_move_with_the_rest_and_stay_whole(director
     compact(broker)
     assert size_bytes(directory) < before / 10
     engine.commit_branches("t", [staged])
-    (part,) = engine._branches.parts("k")
+    (part,) = engine.batches.branches.parts("k")
     assert broker.read_block(part.block_id).equals(rows)
     broker.close()
     broker = opened(directory)

@@ -26,6 +26,7 @@ from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
 from broker_core.server.commit_queue import CommitQueue
 from tests.broker.conftest import Clock
+from tests.make import beneath
 from tests.progress import GUARD_S
 from tests.reading import SlowDisk
 
@@ -142,14 +143,14 @@ def test_rejects_ask_for_all_their_blocks_together(store: SlowDisk, broker: Loca
         channel.tx_select()
         while (delivery := channel.get("disk")) is not None:
             channel.reject(delivery.tag, requeue=False)
-        transaction, commit = channel._channel.transaction, broker.state.transactions.commit
+        transaction, commit = beneath(channel).transaction, broker.state.transactions.commit
 
         def work(state: BrokerState, change: Change, now: int) -> None:
             runs.append(now)
             commit(change, transaction, now)
 
         broker.run(work)
-        channel._channel.finish()
+        beneath(channel).finish()
     assert len(runs) == 2
     assert drained(broker, "dead") == bodies
 

@@ -36,14 +36,15 @@ class Durable:
         self._open()
 
     def _open(self) -> None:
-        self.broker = LocalBroker(DurableStore(self._path), self.clock, upkeep=False)
+        self.store = DurableStore(self._path)
+        self.broker = LocalBroker(self.store, self.clock, upkeep=False)
         self.engine = EmbeddedEngine(self.broker)
 
     def reopen(self, *, clean: bool = False) -> None:
         if clean:
             self.broker.close()
         else:
-            self.broker._store.close(clean=False)
+            self.store.close(clean=False)
         self._open()
 
     def publish(self, queue: str, *bodies: bytes, properties: bytes = b"") -> None:

@@ -46,9 +46,9 @@ class Source:
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         )
         stack.callback(self.process.kill)
-        assert self._line() == "started"
+        assert self.line() == "started"
 
-    def _line(self) -> str:
+    def line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -59,7 +59,7 @@ class Source:
 
     def take(self) -> str:
         self.go()
-        return self._line()
+        return self.line()
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_source_waits_for_one_that_is_ending_and_then_goes_on(stack: ExitStack
     assert first.take() == "taken"
     second.go()
     first.process.kill()
-    assert second._line() == "taken"
+    assert second.line() == "taken"
 
 
 def test_a_source_that_was_killed_holds_nothing(stack: ExitStack) -> None:

@@ -35,7 +35,7 @@ class KafkaBench(EngineBench):
 
     def crash(self) -> None:
         self.engine = KafkaEngine(URL, None, lambda settings: self.kafka.wire())
-        self.engine._here().sink._clean_every_bytes = 0  # what is freed is deleted at once
+        self.engine.sink._clean_every_bytes = 0  # what is freed is deleted at once
 
     def remake(self, queue: str) -> None:
         self.client.delete_topic(queue)
@@ -60,7 +60,7 @@ class KafkaBench(EngineBench):
     def visible(self, queue: str = "out") -> list[bytes]:
         """Kafka keeps what is consumed: it begins where the app's ledger and acks end."""
         log = self.log(queue)
-        source, sink = self.engine._here().source, self.engine._here().sink
+        source, sink = self.engine.source, self.engine.sink
         journal = source.journal(APP)
         journal.catch_up()
         position = journal.positions.get(queue)

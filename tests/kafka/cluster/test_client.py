@@ -35,8 +35,9 @@ class Cluster:
     def __init__(self, seed: int = 0) -> None:
         self.now = 1000.0
         self.kafka = FakeKafka(3, now=lambda: self.now)
+        self.wire = self.kafka.wire()
         self.client = Client(
-            self.kafka.wire(),
+            self.wire,
             list(self.kafka.nodes.values()),
             reconnect_s=RECONNECT_S,
             time=Time(lambda: self.now, self._sleep),
@@ -112,7 +113,7 @@ def test_a_leader_that_moved_is_found_again(cluster: Cluster) -> None:
 
 def test_a_log_without_a_leader_is_asked_for_until_it_has_one(cluster: Cluster) -> None:
     cluster.kafka.move_leader(LOG, -1)
-    cluster.client._cluster.forget(LOG.topic)
+    cluster.client.cluster.forget(LOG.topic)
     cluster.failing([None, None, lambda: cluster.kafka.move_leader(LOG, 3)], port.Metadata)
     assert cluster.client.produce({LOG: batch(b"a")}) == {LOG: 0}
     assert cluster.asked[-1][0] == 3
@@ -123,7 +124,7 @@ def test_all_leaders_are_asked_before_an_answer_is_read(cluster: Cluster) -> Non
     assert len({cluster.log(log).leader for log in logs}) == 3
     cluster.client.topic(LOG.topic)
     order: list[str] = []
-    wire = cluster.client._cluster.nodes._wire
+    wire = cluster.wire
     send = wire.send
 
     class Reading:

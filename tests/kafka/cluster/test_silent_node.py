@@ -38,7 +38,7 @@ class Silence:
         self.now = 1000.0
         self.asked = 0
         self.waited = 0  # times for the silent node
-        self._at = at
+        self.at = at
         self._node: int | None = None
         self._lock = threading.Lock()
         kafka.fault = self._fault
@@ -55,7 +55,7 @@ class Silence:
             self.asked += 1
             if self._node is not None:
                 self.kafka.down.add(self._node)
-            if self._node is None and self.asked > self._at:
+            if self._node is None and self.asked > self.at:
                 self._node = node
                 self.now += REQUEST_S
                 self._move(node)
@@ -81,7 +81,7 @@ def batches(monkeypatch: pytest.MonkeyPatch, leader: int, at: int) -> Silence:
         bench.send(batch, b"%d" % batch)
         if batch:
             lead_everything(bench.kafka, leader)
-            silence.asked, silence._at = 0, at
+            silence.asked, silence.at = 0, at
         start = micro_batch(driver, driver, batch, start)
     bench.kafka.fault = lambda node, request: None
     assert bench.bodies(TO) == [b"0", b"1"]
@@ -117,7 +117,7 @@ def test_a_silent_node_is_not_asked_again_where_another_one_knows() -> None:
     assert leader is not None
     kafka.move_leader(log, 1)  # the first that is asked about the cluster
     client.offsets({log: LATEST})
-    silence.asked, silence._at = 0, 0
+    silence.asked, silence.at = 0, 0
     with pytest.raises(Unanswered):
         client.produce({log: encode(pa.array([b"a"], pa.binary()), timestamp=1)})
     assert silence.waited == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from broker_core.core.errors import CheckpointMismatch, KafkaError
-from broker_core.core.records import ReadRecord, canonical
+from broker_core.core.records import ClaimRecord, ReadRecord, canonical
 from broker_core.engine import START, Limit, Origin
 from broker_core.kafka.journal import history
 from broker_core.kafka.journal.history import History, PositionRecord, Proposal, read_key, surviving
@@ -21,6 +20,7 @@ from broker_core.micro_batch.claims import claim
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.finished import CommittedBelow
 from broker_core.micro_batch.ledger import Ledger
+from tests.make import around
 from tests.micro_batch.partitions import APP, Partitions
 
 DRIVERS = 3
@@ -77,19 +77,18 @@ class Reader:
         self.position = log.end
         return accepted
 
+    def claims(self) -> list[ClaimRecord]:
+        """In the order of their positions."""
+        return [each for each in self.history.claims.records() if isinstance(each, ClaimRecord)]
+
     def state(self) -> Any:
         """Everything that decides what a driver answers."""
-        claims = self.history.claims
+        others = [each for each in self.history.claims.records() if not isinstance(each, ClaimRecord)]
         return (
             self.history.version,
-            claims.position(APP),
-            [dataclasses.astuple(each) for found in claims._by_app.values() for each in found],
-            {app: dict(found) for app, found in claims.origins._of.items()},
-            sorted(
-                canonical(fields_of(each))
-                for batch in claims.reads._by_batch.values()
-                for each in batch.values()
-            ),
+            self.history.claims.position(APP),
+            self.claims(),
+            sorted(f"{type(each).__name__} {canonical(fields_of(each))}" for each in others),
             self.history.positions,
             self.history.facts,
             set(self.history._void),
@@ -159,7 +158,7 @@ class Journals(RuleBasedStateMachine):
         symbolic=st.booleans(),
     )
     def claim(self, driver: int, queues: tuple[str, ...], resume: bool, symbolic: bool) -> None:
-        known = self.drivers[driver].history.claims._by_app.get(APP, [])
+        known = self.drivers[driver].claims()
         newest = [
             each
             for each in known
@@ -217,7 +216,7 @@ class Journals(RuleBasedStateMachine):
         for reader in self.drivers:
             if reader.position == self.log.end:
                 assert reader.state() == expected
-        for each in fresh.history.claims._by_app.get(APP, []):
+        for each in fresh.claims():
             assert self.ends.setdefault((each.lineage, each.start), each.end) == each.end
 
 
@@ -251,22 +250,18 @@ def test_a_change_of_another_version_is_refused(value: str) -> None:
 
 
 def drops_are_garbage_at_once(patch: pytest.MonkeyPatch) -> None:
-    take = History._take
-
-    def at_once(self: History, key: str, found: Any) -> None:
+    def at_once(take: Any, self: History, key: str, found: Any) -> None:
         take(self, key, found)
         self._stale |= dict.fromkeys(self._drops)
 
-    patch.setattr(History, "_take", at_once)
+    around(patch, History, "_take", at_once)
 
 
 def every_change_counts(patch: pytest.MonkeyPatch) -> None:
-    accepts = History._accepts
-
-    def always(self: History, key: str, found: Any) -> bool:
+    def always(accepts: Any, self: History, key: str, found: Any) -> bool:
         return accepts(self, key, found) or accepts(self, key, {**found, "version": self.version + 1})
 
-    patch.setattr(History, "_accepts", always)
+    around(patch, History, "_accepts", always)
 
 
 def stale_goes_before_void(patch: pytest.MonkeyPatch) -> None:

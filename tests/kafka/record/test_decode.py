@@ -30,6 +30,7 @@ from tests.kafka.bench.batches import (
     rows,
     rows_of_kafka_python,
 )
+from tests.make import around
 
 SHAPES = st.builds(
     Shape,
@@ -207,9 +208,10 @@ def guesses_of(batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> tuple[i
     equal.
     """
     made, again = [], []
-    guess, walk = record_batch._guess, record_batch._walk_whole
-    monkeypatch.setattr(record_batch, "_guess", lambda *a, **k: made.append(guess(*a, **k)) or made[-1])
-    monkeypatch.setattr(record_batch, "_walk_whole", lambda *a: again.append(a) or walk(*a))
+    around(
+        monkeypatch, record_batch, "_guess", lambda guess, *a, **k: made.append(guess(*a, **k)) or made[-1]
+    )
+    around(monkeypatch, record_batch, "_walk_whole", lambda walk, *a: again.append(a) or walk(*a))
     assert rows(decode(bytes_of(batches), 0, EVERYTHING, log=LOG)) == reference(batches)
     monkeypatch.undo()
     return sum(len(places) for places, _ in made), len(again)

@@ -29,6 +29,7 @@ from broker_core.micro_batch.claims import claim as claims_module
 from tests.gates import examples
 from tests.kafka.bench.fake_kafka import LOST, REFUSED, UNANSWERED
 from tests.kafka.bench.source_bench import APP, QUEUE, SourceBench, claim, read
+from tests.make import around
 
 JOURNAL = TopicPartition(names.app_topic(APP), names.JOURNAL)
 DRIVERS, STEPS = 3, 40
@@ -201,12 +202,11 @@ def run_many() -> None:
 
 def offsets_say_nothing(patch: pytest.MonkeyPatch) -> None:
     """A change counts wherever it stands."""
-    accepts = History._accepts
 
-    def always(self: History, key: str, found: Any) -> bool:
+    def always(accepts: Any, self: History, key: str, found: Any) -> bool:
         return accepts(self, key, found) or accepts(self, key, {**found, "version": self.version + 1})
 
-    patch.setattr(History, "_accepts", always)
+    around(patch, History, "_accepts", always)
 
 
 def changes_are_sent_again(patch: pytest.MonkeyPatch) -> None:

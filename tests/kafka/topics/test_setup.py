@@ -229,7 +229,7 @@ def output(
 ) -> Callable[..., str]:
     """What ``txmq broker setup`` prints about the cluster."""
     engine = KafkaEngine(URL, None, lambda _: kafka.wire())
-    monkeypatch.setitem(engines._engines, (os.getpid(), URL, ()), engine)
+    monkeypatch.setattr(engines, "connect", lambda *_: engine)
 
     def run(*arguments: str, code: int = 0) -> str:
         assert cli.main(["broker", "setup", "--url", URL, *arguments]) == code

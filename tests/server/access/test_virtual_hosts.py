@@ -103,7 +103,7 @@ def test_a_header_that_names_nothing_is_one_error(broker: Broker, value: str) ->
 def test_a_channel_belongs_to_the_virtual_host_where_it_was_opened(broker: Broker) -> None:
     here, there = Raw(broker.url), Raw(broker.url, vhost=SALES)
     assert not isinstance(there.call("channel.queue_declare", {"queue": "q"}), errors.TxmqError)
-    here._channel = there._channel
+    here.channel_id = there.channel_id
     for word in ("tx_select", "keepalive", "close", "open"):
         found = here.call(f"channel.{word}", {})
         assert isinstance(found, errors.AccessRefused), word

@@ -67,7 +67,7 @@ def in_loop(served: Served, function: Callable[[], T]) -> T:
 
 def connection_of(served: Served, client: Peer) -> Any:
     """The broker's side of ``client``."""
-    port = client._socket.getsockname()[1]
+    port = client.socket.getsockname()[1]
     found = in_loop(
         served, lambda: [each for each in served.server.connections if f":{port} ->" in each.name]
     )

@@ -31,6 +31,7 @@ from broker_core.server.commit_queue import MOST, Lines
 from broker_core.server.turns import SHARE_S, TURN_S, WINDOW_S, Turns
 from tests.amqp_in_process import Served, serving
 from tests.amqp_peer import Closed, Peer, content, peer
+from tests.make import around
 from tests.progress import wait_until
 
 B, Q = commands.Basic, commands.Queue
@@ -106,9 +107,9 @@ def test_what_no_honest_client_sends_is_refused_with_its_reason(name: str, cut: 
             for piece in (
                 [flood.again[at : at + 1] for at in range(len(flood.again))] if cut else [flood.again]
             ):
-                client._socket.setblocking(True)
+                client.socket.setblocking(True)
                 with contextlib.suppress(OSError):
-                    client._socket.sendall(piece)
+                    client.socket.sendall(piece)
             if in_loop(served, lambda: any(each.protocol.closing for each in served.server.connections)):
                 break
         while not isinstance(frame := client.receive()[1], commands.Connection.Close):
@@ -120,13 +121,12 @@ def test_what_no_honest_client_sends_is_refused_with_its_reason(name: str, cut: 
 def test_a_piece_is_bounded_whatever_the_bytes_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flood = FLOODS[name]
     frames: list[int] = []
-    frame = Decoder._frame
 
-    def counted(*them: Any) -> None:
+    def counted(frame: Any, *them: Any) -> None:
         frames.append(1)
         frame(*them)
 
-    monkeypatch.setattr(Decoder, "_frame", counted)
+    around(monkeypatch, Decoder, "_frame", counted)
     fed = Decoder(handshake=not flood.login)
     fed.add(
         (b"" if flood.login else PROTOCOL_HEADER)
@@ -484,7 +484,7 @@ def test_a_client_without_a_login_that_was_refused_is_read_no_further(name: str,
                 )
 
             (connection,) = wait_until(refused, f"{name} is refused")
-            client._socket.setblocking(False)
+            client.socket.setblocking(False)
             sent = 0
 
             def stuck(connection: Any = connection) -> bool:
@@ -493,7 +493,7 @@ def test_a_client_without_a_login_that_was_refused_is_read_no_further(name: str,
                 before = sent
                 with contextlib.suppress(BlockingIOError, OSError):
                     while True:
-                        sent += client._socket.send(b"x" * 65_536)
+                        sent += client.socket.send(b"x" * 65_536)
                 return sent == before and not connection.input._reads
 
             wait_until(stuck, "it is not read any more", poll_s=0.05)

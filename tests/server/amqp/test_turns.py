@@ -386,7 +386,7 @@ def test_a_client_that_is_lost_while_its_transaction_is_written_leaves_nothing(
             go_on.set()
             ended(served, other)
         assert served.counts()["q0"] == 0
-        assert not store._staged and not store._content.blocks
+        assert not store.staged and not store.content.blocks
 
 
 @pytest.mark.parametrize("way", ["nack", "recover", "close", "lost"])

@@ -281,7 +281,7 @@ class Raw:
         middleware = [SendHeader(header, vhost)] if header or vhost != "/" else []
         self.client = arrow_flight.connect(url.replace("txmq://", "grpc://"), middleware=middleware)
         self._numbers = itertools.count(1)
-        self._channel = ""
+        self.channel_id = ""
 
     def action(self, name: str, body: bytes) -> errors.TxmqError | list[bytes]:
         return self._asked(lambda: [bytes(result.body) for result in self.client.do_action((name, body))])
@@ -306,14 +306,14 @@ class Raw:
     def call(self, name: str, arguments: Any) -> errors.TxmqError | list[bytes]:
         """``name`` with ``arguments``, which may be anything that JSON can write."""
         if name.startswith("channel."):
-            if not self._channel:
-                self._channel = os.urandom(8).hex()
+            if not self.channel_id:
+                self.channel_id = os.urandom(8).hex()
                 self._numbers = itertools.count(1)
                 self.action(
                     "channel.open",
-                    json.dumps({"channel": self._channel, "number": 0, "arguments": {}}).encode(),
+                    json.dumps({"channel": self.channel_id, "number": 0, "arguments": {}}).encode(),
                 )
-            said = {"channel": self._channel, "number": next(self._numbers), "arguments": arguments}
+            said = {"channel": self.channel_id, "number": next(self._numbers), "arguments": arguments}
             answer = self.action(name, json.dumps(said).encode())
             if isinstance(answer, errors.RemoteProtocolError):  # it may not have taken its number
                 self.close_channel()
@@ -324,11 +324,12 @@ class Raw:
         return self.action(name, json.dumps(arguments).encode())
 
     def close_channel(self) -> None:
-        if self._channel:
+        if self.channel_id:
             self.action(
-                "channel.close", json.dumps({"channel": self._channel, "number": 0, "arguments": {}}).encode()
+                "channel.close",
+                json.dumps({"channel": self.channel_id, "number": 0, "arguments": {}}).encode(),
             )
-            self._channel = ""
+            self.channel_id = ""
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -151,7 +151,7 @@ def test_calls_without_a_login_take_no_thread_are_not_read_for_long_and_others_a
                 assert honest.apps() == []
             with BrokerClient(broker.url.replace("//", "//ann:secret@")) as late:
                 assert late.apps() == []
-            wait_until(lambda: len(broker.server.connection_limit._stalled) == len(flooding))
+            wait_until(lambda: len(broker.server.connection_limit.stalled) == len(flooding))
             assert not any(map(ended, flooding)), "or they would come again"
         assert found.most < found.before + 50
 
@@ -164,11 +164,11 @@ def test_calls_of_a_user_who_was_deleted_are_not_read_for_long(
     with serving(tmp_path) as broker, knock(broker) as client:
         limit = broker.server.connection_limit
         calls(client, "DoAction", 1, HEADER, EMPTY)
-        wait_until(lambda: limit._proved)
+        wait_until(lambda: limit.proved)
         broker.accounts.add_user("bob", passwords.hashed("secret", passwords.Cost(4)))
         broker.accounts.delete_user("ann")
         calls(client, "DoAction", 2 * entrances.LATER_REFUSALS, HEADER, EMPTY, before=1)
-        wait_until(lambda: limit._stalled)
+        wait_until(lambda: limit.stalled)
         assert not ended(client)
 
 
@@ -223,7 +223,7 @@ def test_headers_that_are_no_text_are_not_logged(tmp_path: Path, caplog: pytest.
         client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
         secret = b"\x10\x0dauthorization\x0eBearer secret\xed"
         client.sendall(frame(1, 5, 1, request("DoAction") + secret))
-        wait_until(lambda: broker.server.connection_limit._refusals)
+        wait_until(lambda: broker.server.connection_limit.refusals)
         assert "secret" not in caplog.text and "encoding" not in caplog.text
 
 
@@ -346,12 +346,12 @@ def test_a_connection_that_does_not_log_in_ends_in_time_and_one_that_has_stays(t
         began = time.monotonic()
         wait_until(lambda: ended(idle))
         assert time.monotonic() - began > 0.4
-        (name,) = broker.server.connection_limit._proved
+        (name,) = broker.server.connection_limit.proved
         time.sleep(1.0)  # twice the time that it would have had
         assert isinstance(honest.action("engine.identity", b""), list)
-        assert list(broker.server.connection_limit._proved) == [name], "the same connection"
+        assert list(broker.server.connection_limit.proved) == [name], "the same connection"
         honest.client.close()
-        wait_until(lambda: not broker.server.connection_limit._proved)
+        wait_until(lambda: not broker.server.connection_limit.proved)
 
 
 def test_half_open_handshakes_of_tls_end_in_time(tmp_path: Path) -> None:

@@ -285,13 +285,13 @@ def test_who_knows_the_id_of_a_channel_can_do_nothing_with_it(broker: Broker) ->
     mine = Raw(broker.url, Basic(USER, PASSWORD).header)
     assert not isinstance(mine.call("channel.tx_select", {}), errors.TxmqError)
     theirs = Raw(broker.url, Basic(ROOT, PASSWORD).header)
-    theirs._channel = mine._channel
+    theirs.channel_id = mine.channel_id
     for word in ("tx_commit", "keepalive", "tx_select"):
         found = theirs.call(f"channel.{word}", {})
         assert isinstance(found, errors.ConnectionFailed), word
-    took_place = {"channel": mine._channel, "number": 3, "since_us": 0}
+    took_place = {"channel": mine.channel_id, "number": 3, "since_us": 0}
     message = {"exchange": "", "routing_key": "in", "body": b"x", "properties": b"", "mandatory": False}
-    say = {"channel": mine._channel, "number": 0, "arguments": {}}
+    say = {"channel": mine.channel_id, "number": 0, "arguments": {}}
     theirs.action("channel.open", contract.encode(say))
     for number, (word, given) in enumerate((("tx_select", {}), ("publish", message), ("tx_commit", {})), 1):
         theirs.action(f"channel.{word}", contract.encode({**say, "number": number, "arguments": given}))
@@ -318,14 +318,14 @@ def test_every_call_has_a_row_and_an_entry(broker: Broker) -> None:
         *(f"get.{name}" for name in contract.Ticket.__dataclass_fields__ if name != "transaction"),
         *(f"engine.{word}" for word in contract.METHODS),
         *(f"channel.{word}" for word in call_permissions.CHANNEL),
-        *(f"admin.{word}" for word in broker.server._words),
+        *(f"admin.{word}" for word in broker.server.admin_words),
     }
     assert {row.call for row in ROWS} == calls
     assert set(call_permissions.ENGINE) == set(contract.METHODS)
     of_a_channel = {name for name, member in vars(LocalChannel).items() if inspect.isfunction(member)}
     public = {name for name in of_a_channel if not name.startswith("_")} - {"close", "end_late"}
     assert set(call_permissions.CHANNEL) == public | {"publish_all", "take_returned"}
-    assert set(call_permissions.ADMIN) == set(broker.server._words)
+    assert set(call_permissions.ADMIN) == set(broker.server.admin_words)
     assert set(broker.server.streaming) == {"DoGet", "DoPut"}
 
 

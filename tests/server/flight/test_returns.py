@@ -18,6 +18,7 @@ from broker_core.client.channel import RemoteChannel
 from broker_core.core import errors, failpoint
 from broker_core.launcher import Broker
 from broker_core.node import channel_commit
+from tests.make import around
 from tests.server.flight.test_unread_streams import MiB, anonymous
 
 COUNT = 200
@@ -85,14 +86,12 @@ def _lost(_name: str) -> None:
 
 
 def lose_returned(patch: pytest.MonkeyPatch) -> None:
-    send = RemoteChannel._send
-
-    def lost(channel: RemoteChannel, word: str, **rest: Any) -> object:
+    def lost(send: Any, channel: RemoteChannel, word: str, **rest: Any) -> object:
         if word == "take_returned":
             raise errors.ConnectionFailed("lost")
         return send(channel, word, **rest)
 
-    patch.setattr(RemoteChannel, "_send", lost)
+    around(patch, RemoteChannel, "_send", lost)
 
 
 def test_what_is_not_asked_for_ends_with_the_next_commit_or_the_channel(

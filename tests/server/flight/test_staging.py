@@ -166,7 +166,7 @@ def _handed_over(served: Served, rows: int = 2000, keep: bool = False) -> tuple[
         writer.append(
             normalise(pa.record_batch({"body": [b"%d.%d" % (number, row) for row in range(rows)]}), "", "q")
         )
-    kept = os.dup(writer._descriptor) if keep else -1
+    kept = os.dup(writer.descriptor) if keep else -1
     return writer, writer.end(), kept
 
 

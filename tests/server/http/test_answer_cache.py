@@ -125,4 +125,4 @@ def test_each_export_of_definitions_is_in_the_audit_log(broker: Broker) -> None:
     boss = Api(broker.http_urls[0], "boss")
     for _ in range(3):
         assert boss.ask("GET", "/api/definitions").status == 200
-    assert (Path(broker._directory) / "audit.log").read_text().count("export_definitions") == 3
+    assert (Path(broker.directory) / "audit.log").read_text().count("export_definitions") == 3

@@ -37,7 +37,7 @@ ONE: list[tuple[str, str, Mapping[str, str], Mapping[str, Any]]] = [
 
 
 def asked(broker: Broker, method: str, path: str, params: Mapping[str, str], body: Mapping[str, Any]) -> None:
-    served = broker._http._backend  # type: ignore[union-attr]
+    served = broker.http.backend  # type: ignore[union-attr]
     (route,) = [each for each in ROUTES if (each.method, each.path) == (method, path)]
     identity = Identity(DEFAULT_USER)
     caller = Caller(identity, served.logins.rights(identity), "127.0.0.1", served.broker.state)

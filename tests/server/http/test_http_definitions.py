@@ -63,7 +63,7 @@ def test_what_a_real_rabbitmq_exported_is_imported_and_its_users_log_in(broker: 
         None,
         "Not management user",  # the password is right, and the tag is missing
     )
-    text = (Path(broker._directory) / "audit.log").read_text()
+    text = (Path(broker.directory) / "audit.log").read_text()
     assert "admin.import_definitions" in text
     again = boss.ask("POST", "/api/definitions", json.loads(RECORDED.read_text()))
     assert again.body == answer.body  # applied twice is applied once

@@ -82,7 +82,7 @@ def test_changes_that_wait_for_the_disk_leave_the_page_to_those_who_look(
     for each in waiting:
         each.daemon = True
         each.start()
-    requests = hung._http.requests  # type: ignore[union-attr]
+    requests = hung.http.requests  # type: ignore[union-attr]
     wait_until(lambda: len(requests) >= len(waiting))
     visitor = Visitor(hung.http_urls[0], "boss")
     assert visitor.get("/ui").status == 200 and visitor.get("/ui/store").status == 200

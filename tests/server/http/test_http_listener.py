@@ -96,7 +96,7 @@ def test_a_wrong_password_an_unknown_user_and_none_get_401_with_a_challenge(brok
 def test_logins_and_changes_are_in_the_audit_log_without_secrets(broker: Broker, boss: Api) -> None:
     assert boss.ask("PUT", "/api/queues/%2F/audited", {}).status == 201
     assert Api(broker.http_urls[0], "manager").ask("GET", "/api/users").status == 401
-    text = (Path(broker._directory) / "audit.log").read_text()
+    text = (Path(broker.directory) / "audit.log").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     http = [line for line in lines if line.get("listener") == "http"]
     assert {"login", "queue.declare", "refused"} <= {line["event"] for line in http}
@@ -216,7 +216,7 @@ def test_no_header_names_another_address(broker: Broker, boss: Api) -> None:
     named = {"x-forwarded-for": "192.0.2.7", "forwarded": "for=192.0.2.7"}
     api = Api(broker.http_urls[0], "boss", "wrong")
     assert api.ask("GET", "/api/whoami", headers=named).status == 401
-    assert "192.0.2.7" not in (Path(broker._directory) / "audit.log").read_text()
+    assert "192.0.2.7" not in (Path(broker.directory) / "audit.log").read_text()
 
 
 # -- limits --------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_large_headers_are_refused(broker: Broker) -> None:
 
 def test_a_connection_that_ends_leaves_no_requests_to_the_collector(broker: Broker) -> None:
     """It ends while requests wait behind another one: they would be in memory until a collection."""
-    server = broker._http
+    server = broker.http
     assert server is not None
     seen: list[weakref.ref[HttpConnection]] = []
     gc.collect()
@@ -338,7 +338,7 @@ def test_a_client_that_reads_a_byte_at_a_time_or_nothing_is_disconnected(
             channel.queue_declare(f"unread-{number:03}-{'x' * 200}", durable=False)
     connection = connect(broker)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    server = broker._http
+    server = broker.http
     assert server is not None
     before = len(server.clients.connections)
     connection.sendall(_request("GET", "/api/queues") * PIPELINED)  # 8 MB of answers
@@ -360,7 +360,7 @@ def test_a_client_that_reads_a_byte_at_a_time_or_nothing_is_disconnected(
 
 
 def test_a_few_things_are_listed_without_a_thread_and_many_beside_the_loop(broker: Broker, boss: Api) -> None:
-    server = broker._http
+    server = broker.http
     assert server is not None
     released = threading.Event()
     for _ in range(http_server.THREADS):
@@ -393,7 +393,7 @@ def test_a_few_things_are_listed_without_a_thread_and_many_beside_the_loop(broke
 
 
 def test_connections_of_a_user_and_without_a_login_are_limited(broker: Broker, boss: Api) -> None:
-    server = broker._http
+    server = broker.http
     assert server is not None
     open_ = [Api(broker.http_urls[0], "manager") for _ in range(9)]
     statuses = [api.ask("GET", "/api/whoami").status for api in open_]
@@ -411,7 +411,7 @@ def test_connections_of_a_user_and_without_a_login_are_limited(broker: Broker, b
 
 def test_a_connection_that_is_refused_to_a_second_user_still_counts_for_the_first(broker: Broker) -> None:
     """Otherwise two logins hold as many connections as they like: each is of nobody after the refusal."""
-    server = broker._http
+    server = broker.http
     assert server is not None
     boss, manager = Api("http://x:1", "boss")._headers, Api("http://x:1", "manager")._headers
     wait_until(lambda: len(server.connections) <= 1)

@@ -47,7 +47,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[B
 def played(broker: Broker) -> Iterator[Scene]:
     with scene(broker) as found:
         with going_on(found):
-            history = broker._http._backend.history  # type: ignore[union-attr]
+            history = broker.http.backend.history  # type: ignore[union-attr]
             wait_until(lambda: history._samples >= SAMPLES)
         yield found
 
@@ -298,7 +298,7 @@ def test_a_connection_is_closed_by_hand(broker: Broker, played: Scene, tab: Tab)
     tab.page.click("#do")
     tab.page.wait_for_selector(".notice")
     assert "is closed" in tab.text(".notice")
-    wait_until(lambda: not broker._http._backend.connections())  # type: ignore[union-attr]
+    wait_until(lambda: not broker.http.backend.connections())  # type: ignore[union-attr]
 
 
 def test_a_thousand_queues_are_searched_and_sorted_in_pages(broker: Broker, tab: Tab) -> None:

@@ -102,7 +102,7 @@ def test_every_page_without_a_login_and_with_each_tag(
             assert answer.status in (200, 303, 404), (name, answer)
         else:
             assert answer.status == 401, (name, answer)
-            last = json.loads((Path(broker._directory) / "audit.log").read_text().splitlines()[-1])
+            last = json.loads((Path(broker.directory) / "audit.log").read_text().splitlines()[-1])
             assert (last["event"], last["user"]) == ("refused", name)
         visitor.close()
 
@@ -312,13 +312,13 @@ def test_a_session_ends_with_its_user_its_password_and_a_logout(broker: Broker, 
 
 
 def test_a_refused_login_is_throttled_and_in_the_audit_log(broker: Broker, nobody: Visitor) -> None:
-    refusals = broker._http._backend.logins.refusals  # type: ignore[union-attr]
+    refusals = broker.http.backend.logins.refusals  # type: ignore[union-attr]
     for _ in range(2):
         answer = nobody.log_in("boss", "hunter2 <b>")
         assert answer.status == 401 and "Login failed" in answer.text and not nobody.cookie
         assert "hunter2" not in answer.text  # the password is not shown again
-    assert broker._http._backend.logins.refusals == refusals + 2  # type: ignore[union-attr]
-    text = (Path(broker._directory) / "audit.log").read_text()
+    assert broker.http.backend.logins.refusals == refusals + 2  # type: ignore[union-attr]
+    text = (Path(broker.directory) / "audit.log").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert any(line["event"] == "login" and line.get("answer") == "refused" for line in lines)
     assert "hunter2" not in text
