@@ -6,7 +6,7 @@ from typing import Any
 
 from pamqp import commands
 
-from tests.server.amqp.violations.row import Answered, ChannelClosed, Row, invalid, locked
+from tests.server.amqp.violations.row import Answered, ChannelClosed, invalid, locked, row
 
 Q, B = commands.Queue, commands.Basic
 
@@ -18,7 +18,7 @@ def queue(arguments: dict[str, Any], **fields: Any) -> Q.Declare:
 CLASSIC = "PRECONDITION_FAILED - invalid arg '{}' for queue 'violation.arguments' in vhost '/' of queue type rabbit_classic_queue"
 
 ARGUMENTS = [
-    Row(f"queue.declare with {name}", (queue(arguments),), expected)
+    row(f"queue.declare with {name}", queue(arguments), expected)
     for name, arguments, expected in (
         (
             "x-message-ttl that is a text",
@@ -143,65 +143,57 @@ ARGUMENTS = [
         ("an unknown argument without x-", {"nonsense": 1}, Answered(("Queue.DeclareOk",))),
     )
 ] + [
-    Row(
+    row(
         "queue.declare of an exclusive quorum queue",
-        (queue({"x-queue-type": "quorum"}, durable=True),),
+        queue({"x-queue-type": "quorum"}, durable=True),
         ChannelClosed(
             406,
             "PRECONDITION_FAILED - invalid property 'exclusive-owner' for queue 'violation.arguments' "
             "in vhost '/'",
-            (50, 10),
         ),
     ),
-    Row(
+    row(
         "queue.declare of a transient quorum queue",
-        (queue({"x-queue-type": "quorum"}, exclusive=False),),
+        queue({"x-queue-type": "quorum"}, exclusive=False),
         ChannelClosed(
             406,
             "PRECONDITION_FAILED - invalid property 'non-durable' for queue "
             "'violation.arguments' in vhost '/'",
-            (50, 10),
         ),
     ),
-    Row(
+    row(
         "queue.declare of an auto-delete quorum queue",
-        (queue({"x-queue-type": "quorum"}, durable=True, exclusive=False, auto_delete=True),),
+        queue({"x-queue-type": "quorum"}, durable=True, exclusive=False, auto_delete=True),
         ChannelClosed(
             406,
             "PRECONDITION_FAILED - invalid property 'auto-delete' for queue "
             "'violation.arguments' in vhost '/'",
-            (50, 10),
         ),
     ),
-    Row(
-        "queue.declare with an unknown argument",
-        (queue({"x-nonsense": 1}),),
-        Answered(("Queue.DeclareOk",)),
-    ),
-    Row(
+    row("queue.declare with an unknown argument", queue({"x-nonsense": 1})),
+    row(
         "queue.declare with x-delivery-limit",
-        (queue({"x-delivery-limit": 3}),),
-        ChannelClosed(406, CLASSIC.format("x-delivery-limit"), (50, 10)),
+        queue({"x-delivery-limit": 3}),
+        ChannelClosed(406, CLASSIC.format("x-delivery-limit")),
         why="every queue of this broker counts deliveries",
         here=Answered(("Queue.DeclareOk",)),
     ),
-    Row(
+    row(
         "queue.declare of a stream",
-        (queue({"x-queue-type": "stream"}, durable=True, exclusive=True),),
+        queue({"x-queue-type": "stream"}, durable=True, exclusive=True),
         ChannelClosed(
             406,
             "PRECONDITION_FAILED - invalid property 'exclusive-owner' for queue 'violation.arguments' "
             "in vhost '/'",
-            (50, 10),
         ),
         why="this broker has no streams",
-        here=ChannelClosed(406, invalid("x-queue-type", "\"unsupported queue type 'stream'\""), (50, 10)),
+        here=ChannelClosed(406, invalid("x-queue-type", "\"unsupported queue type 'stream'\"")),
     ),
 ]
 
 THEIRS = Q.Declare(queue="violation.theirs", exclusive=True)
 LOCKED = [
-    Row(f"{name} of another connection's exclusive queue", (frame,), expected, other=(THEIRS,))
+    row(f"{name} of another connection's exclusive queue", frame, expected, other=(THEIRS,))
     for name, frame, expected in (
         ("queue.declare", THEIRS, ChannelClosed(405, locked("violation.theirs"), (50, 10))),
         (

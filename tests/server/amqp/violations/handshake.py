@@ -14,6 +14,7 @@ from tests.server.amqp.violations.row import (
     Phase,
     Row,
     Text,
+    row,
 )
 
 C = commands.Connection
@@ -35,7 +36,7 @@ ANSWERED = Answered(("Connection.CloseOk",))
 
 
 def silent(name: str, phase: Phase, sent: AnySent, code: int, text: Text, ids: tuple[int, int]) -> Row:
-    return Row(name, (sent,), Dropped(), phase=phase, why=SILENT, here=ConnectionClosed(code, text, ids))
+    return row(name, sent, Dropped(), phase=phase, why=SILENT, here=ConnectionClosed(code, text, ids))
 
 
 def state(name: str) -> str:
@@ -43,47 +44,44 @@ def state(name: str) -> str:
 
 
 ROWS = [
-    Row("header of 0-9", (b"AMQP\0\0\x09\0",), Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
-    Row(
+    row("header of 0-9", b"AMQP\0\0\x09\0", Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
+    row(
         "header of 0-8",
-        (b"AMQP\x01\x01\x08\0",),
+        b"AMQP\x01\x01\x08\0",
         Answered(("Connection.Start",)),
         phase="connected",
         why=NO_0_8,
         here=Dropped(HEADER),
     ),
-    Row("header of 1.0", (b"AMQP\0\x01\0\0",), Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
-    Row("header of 1.0 with SASL", (b"AMQP\x03\x01\0\0",), Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
-    Row("header of 0-10", (b"AMQP\x01\x01\0\x0a",), Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
-    Row("header of HTTP", (b"GET / HTTP/1.1\r\n\r\n",), Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
-    Row(
+    row("header of 1.0", b"AMQP\0\x01\0\0", Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
+    row("header of 1.0 with SASL", b"AMQP\x03\x01\0\0", Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
+    row("header of 0-10", b"AMQP\x01\x01\0\x0a", Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
+    row("header of HTTP", b"GET / HTTP/1.1\r\n\r\n", Dropped(b"AMQP\x00\x00\t\x01"), phase="connected"),
+    row(
         "header of TLS",
-        (bytes.fromhex("16030100c8010000c40303") + bytes(32),),
+        bytes.fromhex("16030100c8010000c40303") + bytes(32),
         Dropped(b"AMQP\x00\x00\t\x01"),
         phase="connected",
     ),
-    Row(
+    row(
         "method in place of the header",
-        (start_ok("PLAIN", "\0guest\0guest"),),
+        start_ok("PLAIN", "\0guest\0guest"),
         Dropped(b"AMQP\x00\x00\t\x01"),
         phase="connected",
     ),
     silent("header twice", "started", HEADER, 501, Like("FRAME_ERROR - type 65, .*"), (0, 0)),
-    Row(
-        "AMQPLAIN is served",
-        (start_ok("AMQPLAIN", AMQPLAIN),),
-        Answered(("Connection.Tune",)),
-        phase="started",
+    row(
+        "AMQPLAIN is served", start_ok("AMQPLAIN", AMQPLAIN), Answered(("Connection.Tune",)), phase="started"
     ),
-    Row(
+    row(
         "unknown locale is not looked at",
-        ((0, C.StartOk(PEER, "PLAIN", "\0guest\0guest", "xx_XX")),),
+        (0, C.StartOk(PEER, "PLAIN", "\0guest\0guest", "xx_XX")),
         Answered(("Connection.Tune",)),
         phase="started",
     ),
-    Row(
+    row(
         "wrong password",
-        (start_ok("PLAIN", "\0guest\0wrong"),),
+        start_ok("PLAIN", "\0guest\0wrong"),
         ConnectionClosed(
             403,
             "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see "
@@ -92,9 +90,9 @@ ROWS = [
         ),
         phase="started",
     ),
-    Row(
+    row(
         "wrong password by AMQPLAIN",
-        (start_ok("AMQPLAIN", AMQPLAIN.replace("Sguest", "Sguest")[:-5] + "wrong"),),
+        start_ok("AMQPLAIN", AMQPLAIN.replace("Sguest", "Sguest")[:-5] + "wrong"),
         ConnectionClosed(
             403,
             "ACCESS_REFUSED - Login was refused using authentication mechanism AMQPLAIN. For details "
@@ -103,15 +101,15 @@ ROWS = [
         ),
         phase="started",
     ),
-    Row(
+    row(
         "wrong password of a client without authentication_failure_close",
-        (start_ok("PLAIN", "\0guest\0x", OLD_PEER),),
+        start_ok("PLAIN", "\0guest\0x", OLD_PEER),
         Dropped(),
         phase="started",
     ),
-    Row(
+    row(
         "unknown user",
-        (start_ok("PLAIN", "\0nobody\0guest"),),
+        start_ok("PLAIN", "\0nobody\0guest"),
         ConnectionClosed(
             403,
             "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see "
@@ -199,15 +197,16 @@ ROWS = [
     silent(
         "start-ok on channel 1", "started", (1, GOOD[1]), 505, Like("UNEXPECTED_FRAME - type 1, .*"), (0, 0)
     ),
-    Row(
+    row(
         "heartbeat before start-ok, which then comes",
-        (heartbeat.Heartbeat(), GOOD),
+        heartbeat.Heartbeat(),
+        GOOD,
         Answered(("Connection.Tune",)),
         phase="started",
     ),
-    Row(
+    row(
         "connection.close before start-ok",
-        ((0, C.Close(200, "bye", 0, 0)),),
+        (0, C.Close(200, "bye", 0, 0)),
         Dropped(),
         phase="started",
         why=CLOSES,
@@ -248,9 +247,9 @@ ROWS = [
     silent("start-ok twice", "tune", GOOD, 504, state("tuning"), (10, 11)),
     silent("secure-ok that nobody asked for", "tune", (0, C.SecureOk("x")), 504, state("tuning"), (10, 21)),
     silent("connection.open before tune-ok", "tune", (0, C.Open("/")), 504, state("tuning"), (10, 40)),
-    Row(
+    row(
         "connection.close before tune-ok",
-        ((0, C.Close(200, "bye", 0, 0)),),
+        (0, C.Close(200, "bye", 0, 0)),
         Dropped(),
         phase="tune",
         why=CLOSES,
@@ -298,46 +297,47 @@ ROWS = [
         "NOT_ALLOWED - negotiated frame_max = 4095 is lower than the minimum allowed value (4096)",
         (10, 31),
     ),
-    Row(
+    row(
         "heartbeat interval above what was offered is the client's right",
-        ((0, C.TuneOk(2047, 131072, 600)), (0, C.Open("/"))),
+        (0, C.TuneOk(2047, 131072, 600)),
+        (0, C.Open("/")),
         Answered(("Connection.OpenOk",)),
         phase="tune",
     ),
-    Row(
+    row(
         "tune-ok twice",
-        ((0, C.TuneOk(2047, 131072, 0)),),
-        ConnectionClosed(504, "CHANNEL_ERROR - unexpected method in connection state opening", (10, 31)),
+        (0, C.TuneOk(2047, 131072, 0)),
+        ConnectionClosed(504, "CHANNEL_ERROR - unexpected method in connection state opening"),
         phase="tuned",
     ),
-    Row(
+    row(
         "channel.open before connection.open",
-        ((1, commands.Channel.Open()),),
+        (1, commands.Channel.Open()),
         ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 1, .*"), (0, 0)),
         phase="tuned",
     ),
-    Row(
+    row(
         "publish before connection.open",
-        (commands.Basic.Publish(routing_key="x"),),
+        commands.Basic.Publish(routing_key="x"),
         ConnectionClosed(505, Like("UNEXPECTED_FRAME - type 1, .*"), (0, 0)),
         phase="tuned",
     ),
-    Row(
+    row(
         "unknown virtual host",
-        ((0, C.Open("nowhere")),),
-        ConnectionClosed(530, "NOT_ALLOWED - vhost nowhere not found", (10, 40)),
+        (0, C.Open("nowhere")),
+        ConnectionClosed(530, "NOT_ALLOWED - vhost nowhere not found"),
         phase="tuned",
     ),
-    Row(
+    row(
         "virtual host without a name",
-        ((0, C.Open("")),),
-        ConnectionClosed(530, "NOT_ALLOWED - vhost  not found", (10, 40)),
+        (0, C.Open("")),
+        ConnectionClosed(530, "NOT_ALLOWED - vhost  not found"),
         phase="tuned",
     ),
-    Row(
+    row(
         "connection.close before connection.open",
-        ((0, C.Close(200, "bye", 0, 0)),),
-        ConnectionClosed(504, "CHANNEL_ERROR - unexpected method in connection state opening", (10, 50)),
+        (0, C.Close(200, "bye", 0, 0)),
+        ConnectionClosed(504, "CHANNEL_ERROR - unexpected method in connection state opening"),
         phase="tuned",
         why=CLOSES,
         here=ANSWERED,

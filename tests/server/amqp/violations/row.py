@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pamqp import base, commands, header, heartbeat
 
@@ -35,12 +35,15 @@ class Like:
 Text = str | Like
 
 
+BLAMED = (-1, -1)  # class and method id of what was sent last; 0 and 0 of bytes
+
+
 class ChannelClosed(NamedTuple):
     """channel.close on channel 1: reply code, reply text, class and method id."""
 
     code: int
     text: Text
-    ids: tuple[int, int]
+    ids: tuple[int, int] = BLAMED
 
 
 class ConnectionClosed(NamedTuple):
@@ -48,7 +51,7 @@ class ConnectionClosed(NamedTuple):
 
     code: int
     text: Text
-    ids: tuple[int, int]
+    ids: tuple[int, int] = BLAMED
 
 
 class Dropped(NamedTuple):
@@ -129,3 +132,22 @@ HAS_ANSWER = tuple(
     for kind in vars(group).values()
     if isinstance(kind, type) and issubclass(kind, base.Frame) and kind.synchronous
 )
+
+
+def row(name: str, *sends: Any, **fields: Any) -> Row:
+    """What is sent, and last the outcome; without one, each method is answered that has an answer."""
+    frames: list[Any] = [sent[1] if type(sent) is tuple else sent for sent in sends]
+    outcome: Outcome
+    if isinstance(sends[-1], Outcome):
+        *_, outcome = sends
+        sends, frames = sends[:-1], frames[:-1]
+    else:
+        outcome = Answered(tuple(f"{frame.name}Ok" for frame in frames if isinstance(frame, HAS_ANSWER)))
+    last = frames[-1].index if isinstance(frames[-1], base.Frame) else 0
+
+    def complete(found: Outcome | None) -> Outcome | None:
+        blames = isinstance(found, ChannelClosed | ConnectionClosed) and found.ids == BLAMED
+        return found._replace(ids=divmod(last, 1 << 16)) if blames else found  # type: ignore[union-attr,call-arg]
+
+    outcome, here = complete(outcome), complete(fields.pop("here", None))  # type: ignore[assignment]
+    return Row(name, sends, outcome, here=here, **fields)
