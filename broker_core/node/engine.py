@@ -339,7 +339,7 @@ class EmbeddedEngine:
         cannot be used.
         """
         expected = [(part.rows, signed(part.checksum)) for part in file.parts]
-        staged = self._run(lambda *_: self.batches.staged(header, first, expected, self._actor))
+        staged = self._run(lambda *_: self.batches.staging.staged(header, first, expected, self._actor))
         if staged:  # repeated: the file has a name already and is adopted once
             return staged
         rights = self._rights()
@@ -377,12 +377,11 @@ class EmbeddedEngine:
     def _stage(
         self, header: BranchHeader, first: int, pieces: Sequence[PartRows], rights: Epoch
     ) -> list[tuple[int, int]]:
-        appended, by = [each.stored.block_id for each in pieces if each.stored is not None], self._actor
+        stage = self.batches.staging.stage
+        appended = [each.stored.block_id for each in pieces if each.stored is not None]
         try:
             staged = self._run(
-                lambda _state, change, now_us: self.batches.stage(
-                    change, header, first, pieces, now_us, by, rights
-                )
+                lambda _, change, now: stage(change, header, first, pieces, now, self._actor, rights)
             )
         except StoreFailed:
             raise
@@ -436,7 +435,7 @@ class EmbeddedEngine:
         return self._run(lambda _state, change, now_us: commit(change, token, branches, now_us, self._actor))
 
     def rollback_batch(self, token: str, *, of: str | None = None) -> None:
-        self._run(lambda _, change, now: self.batches.roll_back(change, token, now, self._actor, of))
+        self._run(lambda _, change, now: self.batches.staging.roll_back(change, token, now, self._actor, of))
 
     # -- apply, mirror ---------------------------------------------------------------------------------------
     def unapplied(self, app_id: str) -> list[LedgerEntry]:
@@ -528,7 +527,8 @@ class EmbeddedEngine:
         """Rolls back attempts whose driver has ended. A late task or commit is refused."""
         if not self._branches.abandoned(self.local.clock()):
             return
-        for token in self._run(lambda _state, change, now_us: self.batches.drop_abandoned(change, now_us)):
+        drop = self.batches.staging.drop_abandoned
+        for token in self._run(lambda _state, change, now_us: drop(change, now_us)):
             logger.warning(
                 "batch %s staged nothing for %g hours and was not committed: it is rolled back",
                 token,

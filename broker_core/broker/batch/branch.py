@@ -339,12 +339,10 @@ class Branches:
                 found = block.select(["exchange", "routing_key"]).take(pa.array(rows[:_EXAMPLES])).to_pylist()
                 examples += [(row["exchange"], row["routing_key"]) for row in found]
         if count:
-            names = ", ".join(
-                f"exchange {exchange!r} routing key {key!r}" for exchange, key in examples[:_EXAMPLES]
-            )
+            names = [f"exchange {exchange!r} routing key {key!r}" for exchange, key in examples[:_EXAMPLES]]
             raise Unroutable(
-                f"{count} messages of the transaction reach no queue ({names}); nothing was published. "
-                "Bind a queue, or set onUnroutable=drop"
+                f"{count} messages of the transaction reach no queue ({', '.join(names)}); nothing was "
+                "published. Bind a queue, or set onUnroutable=drop"
             )
 
     @staticmethod
@@ -411,15 +409,6 @@ class Branches:
 def attempt_of(header: BranchHeader, now_us: int, vhost: str) -> AttemptRecord:
     """Returns the attempt that a task opens by staging."""
     return AttemptRecord(header.token, header.app_id, header.query_id, header.batch_id, now_us, vhost)
-
-
-def expected_parts(branches: Branches, header: BranchHeader, first: int, expected: Sums) -> Sums:
-    """Returns (rows, checksum) of the parts from ``first`` on if they are staged as ``expected``; otherwise
-    nothing.
-    """
-    parts = [branches.part(header.branch, part) for part in range(first, first + len(expected))]
-    found = [(part.rows, part.checksum) for part in parts if part is not None and part.token == header.token]
-    return found if found == expected else []
 
 
 def cost(part: PartRecord) -> int:

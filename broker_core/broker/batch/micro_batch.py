@@ -1,9 +1,8 @@
-"""Micro-batches: opened, staged and decided. Batch writes, which have no app, share the staging and the
-decision.
+"""Micro-batches: opened, decided and applied. Batch writes, which have no app, share the decision.
 
 Pure: each method that changes something fills the change of a commit.
-Not here: the order of commits, and where bytes are written (``node/``). Claims and ledger
-entries (``micro_batch/``) and branches have their own files.
+Not here: what is staged until then (``staging.py``), the order of commits, and where bytes are written
+(``node/``), claims and ledger entries (``micro_batch/``).
 
 Invariant: a batch is decided once, in one change with everything that it publishes and consumes. A decision
 checks everything before it changes anything.
@@ -15,35 +14,31 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal
 
-import pyarrow as pa
-
-from broker_core.arrow.parts import part_checksum, signed, stream_of
 from broker_core.broker.access.rights import OWNER, Actor
 from broker_core.broker.access.users import name_in, write_key
-from broker_core.broker.batch.branch import Branches, Epoch, PartRows, Sums, attempt_of, cost, expected_parts
+from broker_core.broker.batch.branch import Branches
 from broker_core.broker.batch.owners import AppOwners, StagedRights, public_entry
 from broker_core.broker.batch.queue_logs import QueueLogs
+from broker_core.broker.batch.staging import Staging
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.topology.ownership import release
 from broker_core.broker.transaction.transaction import Consumed, StagedTransaction
 from broker_core.core.block import ReadBlock
 from broker_core.core.change import Change
-from broker_core.core.errors import BatchDecided, MissingBranch, PreconditionFailed, TransactionState
-from broker_core.core.ids import NO_BLOCK
+from broker_core.core.errors import PreconditionFailed, TransactionState
 from broker_core.core.records import (
     AttemptRecord,
     ClaimRecord,
     LedgerRecord,
     LineageRecord,
     OriginRecord,
-    OutcomeRecord,
     PartRecord,
     ReadRecord,
     ReleaseNoteRecord,
     ReleaseRecord,
 )
-from broker_core.engine import REFUSED_ROWS, BranchHeader, Committed, OnNewCheckpoint, Opened, StagedBranch
-from broker_core.micro_batch.claims.claim import Claims
+from broker_core.engine import REFUSED_ROWS, Committed, OnNewCheckpoint, Opened, StagedBranch
+from broker_core.micro_batch.claims.claim import Claims, Kept
 from broker_core.micro_batch.claims.reads import require_range
 from broker_core.micro_batch.claims.releases import Release, require_idle
 from broker_core.micro_batch.ledger import Ledger, MicroBatch
@@ -63,22 +58,14 @@ class MicroBatches:
         self.vhost = vhost = state.vhost
         take = state.loaded.take
         ledger = take(LedgerRecord, vhost)
-        self.claims = Claims(
-            [
-                *take(ClaimRecord, vhost),
-                *take(OriginRecord, vhost),
-                *take(ReadRecord, vhost),
-                *take(ReleaseNoteRecord, vhost),
-            ],
-            ledger,
-            state.undo,
-            vhost,
-        )
+        source: list[Kept] = [*take(ClaimRecord, vhost), *take(OriginRecord, vhost), *take(ReadRecord, vhost)]
+        self.claims = Claims([*source, *take(ReleaseNoteRecord, vhost)], ledger, state.undo, vhost)
         self.ledger = Ledger(
             [*ledger, *take(LineageRecord, vhost), *take(ReleaseRecord, vhost)], state.undo, vhost
         )
         self.branches = Branches([*take(AttemptRecord, vhost), *take(PartRecord, vhost)], state.undo)
         self.owners = AppOwners(state, self.claims, self.ledger, self.branches)
+        self.staging = Staging(state, self.branches, self.ledger, self.owners)
         self.branches.charge()
         self._rights = StagedRights(state, self.branches, read_addresses)
         self._state = state
@@ -110,96 +97,6 @@ class MicroBatches:
         attempt = AttemptRecord(own, *batch, now_us, self.vhost)
         self.branches.open(change, attempt, actor.user)
         return Opened(self.ledger.next_sequence(batch.app_id), token)
-
-    # -- C2 --------------------------------------------------------------------------------------------------
-    def stage(
-        self,
-        change: Change,
-        header: BranchHeader,
-        first: int,
-        pieces: Sequence[PartRows],
-        now_us: int,
-        actor: Actor = OWNER,
-        rights: Epoch = None,
-    ) -> list[tuple[int, int]]:
-        """Stages the parts from ``first`` on, all or none, and returns (rows, checksum) of each. Bytes of a
-        part that is already staged are forgotten. ``rights``: those that permit the rows.
-
-        An app over its limit of staged bytes loses older attempts first. Raises AccessRefused, BatchDecided,
-        MissingBranch, ExchangeNotFound, TransactionTooLarge.
-        """
-        header = self.owners.own_header(actor, header)
-        self.owners.require_attempt(change, actor, header)
-        unkept = {each.stored.block_id for each in pieces if each.stored is not None}
-        earlier = [self._staged_part(header, part, each.rows) for part, each in enumerate(pieces, first)]
-        staged = [
-            self._part(header, part, each) if before is None else before
-            for part, (each, before) in enumerate(zip(pieces, earlier, strict=True), first)
-        ]
-        new = [record for record, before in zip(staged, earlier, strict=True) if before is None]
-        for superseded in self.branches.superseded(header, sum(map(cost, new)), actor.user):
-            self._drop(change, superseded, now_us)
-        if new:
-            self.owners.take_token(change, actor, header)
-        for record in new:
-            self.branches.open(change, attempt_of(header, now_us, self.vhost), actor.user)
-            self.branches.touch(change, header.token, now_us)
-            self.branches.stage(self._state, change, record, rights)
-            unkept.discard(record.block_id)
-        change.forgets += sorted(unkept)
-        return [(record.rows, record.checksum) for record in staged]
-
-    def staged(self, header: BranchHeader, first: int, expected: Sums, actor: Actor) -> Sums:
-        return expected_parts(self.branches, self.owners.own_header(actor, header), first, expected)
-
-    def _staged_part(self, header: BranchHeader, part: int, rows: pa.RecordBatch) -> PartRecord | None:
-        """Returns the part if it is staged. Raises MissingBranch if it is a different one."""
-        staged = self.branches.part(header.branch, part)
-        if staged is not None and staged.rows != rows.num_rows:
-            raise MissingBranch(
-                f"part {part} of branch {name_in(header.branch)} is staged with {staged.rows} rows, "
-                f"not {rows.num_rows}"
-            )
-        return staged
-
-    def _part(self, header: BranchHeader, part: int, piece: PartRows) -> PartRecord:
-        self._require_open(header)
-        stored, rows, routing = piece
-        return PartRecord(
-            branch=header.branch,
-            part=part,
-            token=header.token,
-            kind=header.kind,
-            target=dict(header.target),
-            partition=header.partition,
-            attempt=header.attempt,
-            rows=rows.num_rows,
-            size_bytes=stored.size_bytes if stored else rows.nbytes,
-            checksum=signed(stored.checksum) if stored else part_checksum(rows),
-            block_id=stored.block_id if stored else NO_BLOCK,
-            inline=b"" if stored else bytes(stream_of([rows], rows.schema)),
-            routes={str(each): [row, count, bits.hex()] for each, (row, count, bits) in routing[0].items()},
-            unroutable=routing.unroutable,
-            examples=[list(example) for example in routing.examples],
-            vhost=self.vhost,
-            expiration_us=routing.expiration_us,
-        )
-
-    def _require_open(self, header: BranchHeader) -> None:
-        """Raises BatchDecided for a late task of a decided or dropped attempt."""
-        if (
-            self.ledger.by_token(header.token) is not None
-            or write_key(self.vhost, header.token) in self._state.names.outcomes
-        ):
-            raise BatchDecided(
-                f"staged batch {name_in(header.token)} has ended; this task is late, and its rows are dropped"
-            )
-        batch = MicroBatch(header.app_id, header.query_id, header.batch_id)
-        if header.app_id and self.ledger.entry(batch) is not None:
-            raise BatchDecided(
-                f"batch {header.batch_id} of app {header.app_id!r} is decided; the rows of "
-                "this late task are dropped"
-            )
 
     # -- C4 --------------------------------------------------------------------------------------------------
     def decide(
@@ -290,9 +187,8 @@ class MicroBatches:
 
     def _consumed(self, ranges: Mapping[str, Sequence[int]]) -> tuple[list[Consumed], int]:
         """Returns ranges of the ledger as offsets of queues, and how many messages they settle."""
-        found = [
-            Consumed(self._state.topology.queue(log), start, end) for log, (start, end) in ranges.items()
-        ]
+        queue_of = self._state.topology.queue
+        found = [Consumed(queue_of(log), start, end) for log, (start, end) in ranges.items()]
         settled = sum(
             last - first
             for queue, start, end in found
@@ -332,50 +228,11 @@ class MicroBatches:
         state.users.disown_write(change, self.vhost, token)
         return sum(branch.rows for branch in branches)
 
-    def roll_back(
-        self, change: Change, token: str, now_us: int, actor: Actor = OWNER, of: str | None = None
-    ) -> None:
-        """Rolls back a micro-batch or a batch write, for an operator also that ``of`` another user. Raises
-        AccessRefused, BatchDecided, TransactionState (several users have this token).
-        """
-        token = self.owners.of_attempt(actor, token, of)
-        if not actor.operates:
-            self.owners.require_tokens(actor, [token])
-        entry = self.ledger.by_token(token)
-        outcome = self._state.names.outcomes.get(write_key(self.vhost, token))
-        if entry is not None or (outcome is not None and outcome.state == "committed"):
-            what = (
-                f"batch {entry.batch_id} of app {entry.app_id!r}"
-                if entry is not None
-                else f"batch write {name_in(token)}"
-            )
-            raise BatchDecided(
-                f"{what} is committed and cannot be rolled back: only the reply to the commit was lost"
-            )
-        if self.branches.attempt(token) is not None:  # of a token that nobody has used, nothing is recorded
-            self._drop(change, token, now_us)
-
-    def drop_abandoned(self, change: Change, now_us: int) -> list[str]:
-        """Rolls back attempts whose driver has ended; returns their tokens. A late commit is refused."""
-        tokens = self.branches.abandoned(now_us)
-        for token in tokens:
-            self._drop(change, token, now_us)
-        return tokens
-
-    def _drop(self, change: Change, token: str, now_us: int) -> None:
-        self.branches.drop(self._state, change, token)
-        self._state.users.disown_write(change, self.vhost, token)
-        # from now on a late task or call of it is refused
-        name, outcomes = write_key(self.vhost, token), self._state.names.outcomes
-        if name not in outcomes:
-            outcomes.remember(change, OutcomeRecord(name, "rolled_back", now_us))
-
     # -- C5 --------------------------------------------------------------------------------------------------
     def mark_applied(self, change: Change, app_id: str, sequence: int, versions: Mapping[str, int]) -> None:
         entry = mark_applied(self.ledger, change, app_id, sequence, versions)
-        if entry is not None:
-            for _, _, branch, _ in entry.branches:
-                self.branches.free(self._state, change, branch)
+        for _, _, branch, _ in entry.branches if entry is not None else ():
+            self.branches.free(self._state, change, branch)
 
     def publish_refused(
         self,
@@ -426,11 +283,8 @@ class MicroBatches:
         """
         found = self._state.topology.queue(queue)
         if found.owner != app_id:
-            owner = (
-                f"claimed by app {found.owner!r}, not by app {app_id!r}"
-                if found.owner
-                else "not claimed by any app"
-            )
+            other = f"claimed by app {found.owner!r}, not by app {app_id!r}"
+            owner = other if found.owner else "not claimed by any app"
             raise PreconditionFailed(f"queue {queue!r} is {owner}; `txmq app list` lists the claims")
         logs = self.logs(change, now_us)
         claimed = found.progress.frozen_below(found.log.next_offset)

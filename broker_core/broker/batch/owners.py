@@ -77,9 +77,8 @@ class AppOwners:
 
     def _exists(self, app_id: str) -> bool:
         rules = (self._claims, self._ledger, self._branches)
-        return any(each.knows(app_id) for each in rules) or any(
-            queue.owner == app_id for queue in self._state.topology.queues.values()
-        )
+        owners = (queue.owner for queue in self._state.topology.queues.values())
+        return any(each.knows(app_id) for each in rules) or app_id in owners
 
     def same(self, app_id: str, other: str) -> bool:
         """Returns whether a batch of ``app_id`` may consume what ``other`` has read: one owner has both, or
@@ -168,8 +167,7 @@ class AppOwners:
         if any(part.token != header.token for part in self._branches.parts(header.branch)):
             raise MissingBranch(
                 f"branch {name_in(header.branch)} belongs to another staged batch than "
-                f"{name_in(header.token)}; "
-                "give each branch an id of its own"
+                f"{name_in(header.token)}; give each branch an id of its own"
             )
 
 
