@@ -36,7 +36,6 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         "a state machine whose states share the position in the bytes",
     ),
     "broker_core.broker.channel.Channel": (324, ENTRY),
-    "broker_core.broker.queue.log.Log": (270, "runs and their rows, found by offset and freed by offset"),
     "broker_core.routing.exchanges.Exchanges": (299, STATE),
     "broker_core.micro_batch.claims.claim.Claims": (373, "the rules S2 to S6 over the same records"),
     "broker_core.micro_batch.ledger.Ledger": (404, LEDGER),

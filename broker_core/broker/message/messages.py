@@ -158,7 +158,8 @@ class Messages:
             return
         for recorded in queue.log.record_between(start, end):
             change.put(recorded)
-        for run in queue.log.transient_runs(start, end):
+        in_memory = [run for run in queue.log.runs if run.block.block_id < 0]
+        for run in [run for run in in_memory if run.first < end and run.end > start]:
             pieces: list[Run] = []
             for ahead, number in enumerate(run.rows()):
                 row = self._blocks.row(run.block.block_id, int(number))

@@ -8,6 +8,7 @@ it leaves the log. Rows of a run rise with its offsets, and its bitmap selects e
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from broker_core.core.change import Change, InboxRow
 from broker_core.core.errors import CorruptCatalog, DataLoss
 from broker_core.core.ids import NO_SEQUENCE, BlockId, CommitSequence, QueueId
 from broker_core.core.records import RunRecord
-from broker_core.core.undo import Tally
+from broker_core.core.undo import Tally, Undo
 
 _BLOCK_ROWS = 256
 _BLOCK_BYTES = 1024 * 1024
@@ -207,18 +208,42 @@ class DecodedBlocks:
             self.selected = None
 
 
+class RecordedRuns:
+    """Which runs of a log the catalog has, and which of them it is to drop."""
+
+    __slots__ = ("_queue_id", "_undo", "dropped")
+
+    def __init__(self, queue_id: QueueId, undo: Undo) -> None:
+        self._queue_id, self._undo = queue_id, undo
+        self.dropped: list[int] = []
+
+    def put(self, run: Run) -> RunRecord:
+        self._undo.attribute(run, "recorded")
+        run.recorded = True
+        return run.record(self._queue_id)
+
+    def drop(self, run: Run) -> None:
+        self._undo.growth(self.dropped)
+        self.dropped.append(run.first)
+
+    def record(self, change: Change) -> None:
+        for first in self.dropped:
+            change.drop(RunRecord, (self._queue_id, first))
+        self._undo.attribute(self, "dropped")
+        self.dropped = []
+
+
 class Log:
     __slots__ = (
-        "_blocks", "_decoded", "_dropped", "_firsts", "_front",
-        "_name", "_queue_id", "_runs", "_saved", "_undo",
+        "_blocks", "_decoded", "_firsts", "_front", "_name", "_recorded", "_runs", "_saved", "_undo",
         "ids", "next_offset", "tally", "visible_end",
     )  # fmt: skip
 
     def __init__(self, queue_id: QueueId, name: str, blocks: Blocks, tally: Tally) -> None:
         self._undo = blocks.undo
         self._saved = 0  # ``Undo.work`` when the numbers were last saved
-        self._queue_id, self._name = queue_id, name
-        self._blocks = blocks
+        self._name, self._blocks = name, blocks
+        self._recorded = RecordedRuns(queue_id, blocks.undo)
         self._decoded = DecodedBlocks(blocks)
         self.tally = tally
         self.ids: MessageIds | None = None  # None: the queue takes duplicates
@@ -226,7 +251,6 @@ class Log:
         self._runs: list[Run] = []
         self._firsts: list[int] = []
         self._front = 0  # runs before this index are dropped
-        self._dropped: list[int] = []  # dropped runs that the catalog has
 
     def _save(self) -> None:
         self._saved = self._undo.work
@@ -295,7 +319,7 @@ class Log:
 
     def _add_run(self, run: Run) -> None:
         self._save()
-        self._undo.append((self._remove_runs, len(self._runs)))
+        self._undo.append((self._put_runs, len(self._runs), sys.maxsize, [], []))
         run.saved = self._undo.work
         self._runs.append(run)
         self._firsts.append(run.first)
@@ -305,9 +329,6 @@ class Log:
         run.shorten(count)
         self.next_offset = run.first + count
         self._decoded.selected = None
-
-    def _remove_runs(self, length: int) -> None:
-        del self._runs[length:], self._firsts[length:]
 
     def show(self) -> None:
         """Makes the entries of the commits in progress visible; they are durable."""
@@ -327,18 +348,14 @@ class Log:
         next_offset = self.next_offset
         for offset, entry in entries:
             if isinstance(entry, RunRecord):
-                self._restore(entry)
+                rows = entry.count, self._blocks.pin(entry.block_id), entry.row, entry.bitmap
+                run = Run(entry.first, *rows, entry.sequence, entry.committed_at, recorded=True)
+                self._add_run(run)
+                self.next_offset = run.end
             else:
                 self.next_offset = offset
                 self.append_row(blocks.by_id[entry.block_id], entry.row)
         self.next_offset = max(next_offset, self.next_offset)
-
-    def _restore(self, run: RunRecord) -> None:
-        block = self._blocks.pin(run.block_id)
-        restored = Run(run.first, run.count, block, run.row, run.bitmap, run.sequence, run.committed_at)
-        restored.recorded = True
-        self._add_run(restored)
-        self.next_offset = restored.end
 
     # -- looking ---------------------------------------------------------------------------------------------
     @property
@@ -359,12 +376,8 @@ class Log:
                 found.append(run.clip(start, end))
         return found
 
-    def transient_runs(self, start: int, end: int) -> list[Run]:
-        """Returns memory-only runs that overlap [start, end)."""
-        return [run for run in self.runs if run.block.block_id < 0 and run.first < end and run.end > start]
-
     def runs_in(self, block_ids: Container[BlockId]) -> list[Run]:
-        return [run for run in self._runs[self._front :] if run.block.block_id in block_ids]
+        return [run for run in self.runs if run.block.block_id in block_ids]
 
     def locate(self, offset: int) -> tuple[Run, int]:
         """Returns the run and the row of an entry. Raises DataLoss for a deleted entry, CorruptCatalog."""
@@ -426,7 +439,7 @@ class Log:
         """Drops all runs of a deleted queue."""
         for name in ("_runs", "_firsts", "_front"):
             self._undo.attribute(self, name)
-        for run in self._runs[self._front :]:
+        for run in self.runs:
             self._drop(run)
         self._runs, self._firsts, self._front = [], [], 0
 
@@ -437,46 +450,37 @@ class Log:
     def _drop(self, run: Run) -> None:
         self._blocks.unpin(run.block.block_id)
         if run.recorded:
-            self._undo.growth(self._dropped)
-            self._dropped.append(run.first)
+            self._recorded.drop(run)
         self._decoded.forget(run)
 
     # -- durable ---------------------------------------------------------------------------------------------
     def record(self, change: Change) -> None:
         """Records which runs of the catalog are dropped, and which blocks nothing pins."""
-        if self._dropped:
-            for first in self._dropped:
-                change.drop(RunRecord, (self._queue_id, first))
-            self._undo.attribute(self, "_dropped")
-            self._dropped = []
+        if self._recorded.dropped:
+            self._recorded.record(change)
         self._blocks.record(change)
 
     def record_last_run(self) -> RunRecord:
         """Returns the record of the last appended run, for the catalog."""
-        return self._recorded(self._runs[-1])
+        return self._recorded.put(self._runs[-1])
 
     def record_between(self, start: int, end: int) -> list[RunRecord]:
         """Returns records of the runs of stored blocks that overlap [start, end) and are not in the catalog
         yet.
         """
-        found = [run for run in self._runs[self._front :] if run.first < end and run.end > start]
-        return [self._recorded(run) for run in found if run.block.inbox is None and not run.recorded]
+        found = [run for run in self.runs if run.first < end and run.end > start]
+        return [self._recorded.put(run) for run in found if run.block.inbox is None and not run.recorded]
 
     def record_runs(self, block_id: BlockId) -> list[RunRecord]:
         """Returns the records of the runs of an open block that is sealed. Their time is the latest of the
         block; each row has its own.
         """
-        found = [run for run in self._runs[self._front :] if run.block.block_id == block_id]
+        found = self.runs_in((block_id,))
         for run in found:
             self._undo.attribute(run, "committed_at")
             if run.block.inbox:
                 run.committed_at = run.block.inbox[-1].committed_at
-        return [self._recorded(run) for run in found]
-
-    def _recorded(self, run: Run) -> RunRecord:
-        self._undo.attribute(run, "recorded")
-        run.recorded = True
-        return run.record(self._queue_id)
+        return [self._recorded.put(run) for run in found]
 
 
 def committed_at(log: Log, offset: int) -> tuple[int, bool]:
