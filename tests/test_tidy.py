@@ -23,7 +23,6 @@ FILE_LINES, CLASS_LINES, FUNCTION_LINES, ATTRIBUTES = 500, 250, 60, 15
 TABLE = "one table of the specification: a class for each method"
 STATE = "exchanges and bindings delete each other (auto-delete), in one change"
 ENTRY = "one method for each call of a port or a specification, and each is short"
-LEDGER = "the rules C1 and C4 over the same entries"
 
 LONG_FILES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.methods": (506, TABLE),
@@ -37,8 +36,6 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
     ),
     "broker_core.broker.channel.Channel": (324, ENTRY),
     "broker_core.routing.exchanges.Exchanges": (299, STATE),
-    "broker_core.micro_batch.claims.claim.Claims": (373, "the rules S2 to S6 over the same records"),
-    "broker_core.micro_batch.ledger.Ledger": (404, LEDGER),
     "broker_core.node.channel.LocalChannel": (446, ENTRY),
     "broker_core.node.engine.EmbeddedEngine": (463, ENTRY),
     "broker_core.server.amqp.connection.Connection": (270, ENTRY),
@@ -338,10 +335,10 @@ BUDGETS = {
     "broker_core/client": 2_016,
     "broker_core/core": 3_189,
     "broker_core/flight": 502,
-    "broker_core/kafka": 9_782,
+    "broker_core/kafka": 9_781,
     "broker_core/message": 1_934,
-    "broker_core/micro_batch": 2_174,
-    "broker_core/node": 3_816,
+    "broker_core/micro_batch": 2_170,
+    "broker_core/node": 3_812,
     "broker_core/routing": 2_594,
     "broker_core/server": 15_142,
     "broker_core/store": 4_160,
@@ -410,7 +407,7 @@ def test_no_name_is_such_a_participle() -> None:
 # Places where a test touches what is private to the product: they break with each change of it, and say nothing
 # of what a user sees. Both numbers only fall.
 PRIVATE_ATTRIBUTES = 115
-PRIVATE_NAMES = 65  # in a call: ``monkeypatch.setattr(module, "_name", ...)``
+PRIVATE_NAMES = 62  # in a call: ``monkeypatch.setattr(module, "_name", ...)``
 
 
 def privates() -> set[str]:

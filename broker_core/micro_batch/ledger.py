@@ -1,7 +1,7 @@
-"""The ledger: which micro-batches of an app are decided (C1, C4), the same in every engine. Pure.
+"""The ledger: which micro-batches of an app are decided (C4), the same in every engine. Pure.
 
-Not here: what becomes of an entry afterwards (``unapplied.py``), and what else an engine checks before a
-decision (``MicroBatches.decide``, Kafka's ``Decider.commit``).
+Not here: which batch may be opened (``opening.py``), what becomes of an entry afterwards (``unapplied.py``),
+what else an engine checks before a decision (``MicroBatches.decide``, Kafka's ``Decider.commit``).
 Invariant: entries of an app have consecutive values of ``sequence``; a log's range starts where the last
 decided range of that log ended, whichever app decided it (the sink may have another app_id than the source);
 an entry never changes except for ``applied`` and ``mirrored``.
@@ -18,17 +18,19 @@ from broker_core.core.errors import BatchGap, CheckpointMismatch
 from broker_core.core.ids import NO_SEQUENCE, CommitSequence
 from broker_core.core.records import LedgerRecord, LineageRecord, ReleaseRecord, canonical
 from broker_core.core.undo import Undo
-from broker_core.engine import VERSION, BranchKind, InTable, LedgerEntry, OnNewCheckpoint, ToApply
+from broker_core.engine import VERSION, BranchKind, InTable, LedgerEntry, ToApply
 from broker_core.micro_batch.claims.finished import Decision
 from broker_core.micro_batch.claims.other_sources import require_same_offsets
-from broker_core.micro_batch.claims.reads import unread
 from broker_core.micro_batch.positions import brief
 from broker_core.micro_batch.sink import RecordSink
 
 # per app; more while they are not applied, or not mirrored to a Delta ledger that is in use
 KEPT_ENTRIES = 1000
-KEPT_LINEAGES = 1000  # queries of an app; a forgotten one is a new checkpoint
 MIRROR_LAG = 3 * KEPT_ENTRIES  # a Delta ledger that is further behind is no longer in use
+
+
+Durable = LedgerRecord | LineageRecord | ReleaseRecord
+Settled = Callable[[str, int | None, int], bool]  # of a log between two offsets; None: all that is claimed
 
 
 class MicroBatch(NamedTuple):
@@ -42,19 +44,14 @@ class MicroBatch(NamedTuple):
 class Ledger:
     """The decided batches and lineages of every app, in memory; the sink makes each durable."""
 
-    def __init__(
-        self,
-        records: Iterable[LedgerRecord | LineageRecord | ReleaseRecord] = (),
-        undo: Undo | None = None,
-        vhost: str = VHOST,
-    ) -> None:
+    def __init__(self, records: Iterable[Durable] = (), undo: Undo | None = None, vhost: str = VHOST) -> None:
         self._undo = Undo() if undo is None else undo
-        self._vhost = vhost
+        self.vhost = vhost
         self._entries: dict[str, dict[int, LedgerRecord]] = {}  # app -> sequence -> entry, ascending
         self._batches: dict[MicroBatch, LedgerRecord] = {}
         self._tokens: dict[str, LedgerRecord] = {}
-        self._unapplied: dict[str, set[int]] = {}  # app -> sequences
-        self._unmirrored: dict[str, set[int]] = {}
+        self._unapplied: dict[str, dict[int, None]] = {}  # app -> sequences
+        self._unmirrored: dict[str, dict[int, None]] = {}
         self._mirrored: dict[str, int] = {}  # app -> last mirrored sequence
         self._lineages: dict[str, list[LineageRecord]] = {}  # current one last
         # log -> (end of the last decided range, its commit sequence)
@@ -64,7 +61,7 @@ class Ledger:
             self.apply(record)
 
     # -- replay ----------------------------------------------------------------------------------------------
-    def apply(self, record: LedgerRecord | LineageRecord | ReleaseRecord) -> None:
+    def apply(self, record: Durable) -> None:
         """Takes in a durable record: of the catalog, or of another process. Entries and lineages of an app
         come in their order; a record replaces the one of its key.
         """
@@ -73,9 +70,7 @@ class Ledger:
         elif isinstance(record, ReleaseRecord):
             self._keep_release(record)
         else:
-            others = [
-                each for each in self._lineages.get(record.app_id, ()) if each.query_id != record.query_id
-            ]
+            others = [each for each in self.lineages(record.app_id) if each.query_id != record.query_id]
             self._undo.item(self._lineages, record.app_id)
             self._lineages[record.app_id] = [*others, record]
 
@@ -89,10 +84,9 @@ class Ledger:
                 self._undo.order(found)
                 self._remove_entry(found[record.sequence])
         else:
+            others = [each for each in self.lineages(record.app_id) if each.query_id != record.query_id]
             self._undo.item(self._lineages, record.app_id)
-            self._lineages[record.app_id] = [
-                found for found in self._lineages.get(record.app_id, ()) if found.query_id != record.query_id
-            ]
+            self._lineages[record.app_id] = others
 
     def size(self) -> int:  # for any thread
         return len(self._batches)
@@ -135,12 +129,12 @@ class Ledger:
             self._undo.item(self._consumed, record.queue)
             self._consumed.pop(record.queue, None)
 
-    def records(self) -> list[LedgerRecord | LineageRecord | ReleaseRecord]:
+    def records(self) -> list[Durable]:
         """Returns all that is durable."""
         return [
             *(entry for entries in self._entries.values() for entry in entries.values()),
             *(lineage for lineages in self._lineages.values() for lineage in lineages),
-            *(ReleaseRecord(log, sequence, self._vhost) for log, sequence in self._released.items()),
+            *(ReleaseRecord(log, sequence, self.vhost) for log, sequence in self._released.items()),
         ]
 
     def apps(self) -> set[str]:
@@ -148,6 +142,9 @@ class Ledger:
 
     def knows(self, app_id: str) -> bool:
         return bool(self._lineages.get(app_id) or self._entries.get(app_id))
+
+    def lineages(self, app_id: str) -> list[LineageRecord]:
+        return list(self._lineages.get(app_id, ()))  # the current one is the last
 
     def last(self, app_id: str) -> LedgerRecord | None:
         entries = self._entries.get(app_id)
@@ -177,96 +174,17 @@ class Ledger:
         last = self.last(app_id)
         return last.sequence + 1 if last else 1
 
-    # -- C1 --------------------------------------------------------------------------------------------------
-    def open(
-        self, sink: RecordSink, batch: MicroBatch, on_new: OnNewCheckpoint, offset_log: str = ""
-    ) -> LedgerRecord | None:
-        """Returns the entry of a decided batch; None for a batch that may be staged now, with its lineage
-        opened. Raises CheckpointMismatch, BatchGap.
-        """
-        app_id, query_id, batch_id = batch
-        lineages = list(self._lineages.get(app_id, ()))
-        current = lineages[-1] if lineages else None
-        replaced = None
-        if current is not None and current.query_id != query_id:
-            self._refuse(batch, lineages, on_new)
-            if not any(
-                entry.query_id == current.query_id for entry in self._entries.get(app_id, {}).values()
-            ):
-                replaced = current  # it has decided nothing: its late drivers are refused
-            current = None
-        if current is None:
-            if batch_id > 0 and on_new != "resume":
-                raise BatchGap(
-                    f"query {query_id} starts app {app_id!r} with batch {batch_id}, but no batch before it "
-                    "is in the ledger: the checkpoint was used with another sink. Start with a new "
-                    "checkpoint, or set onNewCheckpoint=resume"
-                )
-            if replaced is not None:
-                lineages.remove(replaced)
-                sink.drop(LineageRecord, replaced.key)
-            position = lineages[-1].position + 1 if lineages else 1
-            current = LineageRecord(app_id, query_id, position, batch_id, self._vhost)
-            lineages.append(current)
-            if len(lineages) > KEPT_LINEAGES:
-                sink.drop(LineageRecord, lineages.pop(0).key)
-            self._undo.item(self._lineages, app_id)
-            self._lineages[app_id] = lineages
-            sink.put(current)
-        return self._follow(batch, offset_log)
-
-    def _refuse(self, batch: MicroBatch, lineages: list[LineageRecord], on_new: OnNewCheckpoint) -> None:
-        app_id, query_id, _ = batch
-        current = lineages[-1]
-        if any(lineage.query_id == query_id for lineage in lineages):
-            raise CheckpointMismatch(
-                f"query {query_id} of app {app_id!r} was followed by query {current.query_id}: an older "
-                "checkpoint was started again. "
-                f"Continue with the checkpoint of {current.query_id}, or use a new one with "
-                "onNewCheckpoint=resume"
-            )
-        decided = self.last(app_id)
-        if on_new != "resume" and decided is not None:
-            raise CheckpointMismatch(
-                f"query {query_id} is a new checkpoint under appId {app_id!r}, whose batches belong to query "
-                f"{current.query_id} (last: batch {decided.batch_id}, number {decided.sequence} of the app). "
-                "Continue with that checkpoint, or set onNewCheckpoint=resume to continue where the last "
-                "committed batch ended; another query needs an appId and queues of its own, and a second "
-                "flow into a sink of a declarative pipeline a sink with an appId of its own"
-            )
-
-    def _follow(self, batch: MicroBatch, offset_log: str) -> LedgerRecord | None:
-        app_id, query_id, batch_id = batch
-        expected = self.expected(app_id, query_id)
-        if batch_id == expected:
-            return None
-        if batch_id > expected:
-            raise BatchGap(
-                f"query {query_id} of app {app_id!r} opens batch {batch_id}, but the ledger expects "
-                f"batch {expected}: the checkpoint is ahead of this broker (was an older data directory "
-                "restored?). Nothing was done; use a new checkpoint with onNewCheckpoint=resume"
-            )
-        entry = self.entry(batch)
-        if entry is None:
-            raise CheckpointMismatch(
-                f"batch {batch_id} of query {query_id} lies before what the ledger of app {app_id!r} holds: "
-                "an older checkpoint was restored. Use the newest checkpoint, or a new one with "
-                "onNewCheckpoint=resume"
-            )
-        require_same_offsets(entry, offset_log)
-        return entry
-
+    # -- C4 --------------------------------------------------------------------------------------------------
     def expected(self, app_id: str, query_id: str) -> int:
         """Returns the next batch id of the current lineage; -1 if ``query_id`` is not the current one."""
         lineages = self._lineages.get(app_id)
         if not lineages or lineages[-1].query_id != query_id:
             return -1
         last = self.last(app_id)
-        return (
-            last.batch_id + 1 if last is not None and last.query_id == query_id else lineages[-1].first_batch
-        )
+        if last is not None and last.query_id == query_id:
+            return last.batch_id + 1
+        return lineages[-1].first_batch
 
-    # -- C4 --------------------------------------------------------------------------------------------------
     def decided(self, batch: MicroBatch, offset_log: str = "") -> LedgerRecord | None:
         """Returns the entry of a batch that is decided; None for the next one to decide. Raises
         CheckpointMismatch or BatchGap for any other one.
@@ -290,33 +208,7 @@ class Ledger:
             )
         return None
 
-    def require_undecided(
-        self,
-        batch: MicroBatch,
-        ranges: Mapping[str, tuple[int, int]],
-        claim_position: int,
-        counts: Callable[[str], bool],
-    ) -> None:
-        """Raises CheckpointMismatch if an app that ``counts`` has decided the batch: it cannot read what it
-        did not consume (S4). ``claim_position``: of the newest claim of the app, which reads.
-        """
-        app_id, query_id, batch_id = batch
-        for sink in self._entries if query_id else ():
-            entry = self.entry(MicroBatch(sink, query_id, batch_id))
-            if (
-                entry is None
-                or not counts(sink)
-                or (sink == app_id and unread(entry, ranges, claim_position))
-            ):
-                continue
-            raise other_decision(entry, ranges)
-
-    def require_ranges(
-        self,
-        batch: MicroBatch,
-        ranges: Mapping[str, list[int]],
-        settled: Callable[[str, int | None, int], bool],
-    ) -> None:
+    def require_ranges(self, batch: MicroBatch, ranges: Mapping[str, list[int]], settled: Settled) -> None:
         """Raises CheckpointMismatch unless every range starts where the app's last range of that log ended.
 
         It may start later if everything between is ``settled`` (from None: all that the app has claimed), or
@@ -337,45 +229,8 @@ class Ledger:
                 "once more with a new one and onNewCheckpoint=resume"
             )
 
-    def new_entry(
-        self,
-        batch: MicroBatch,
-        token: str,
-        ranges: dict[str, list[int]],
-        to_apply: list[list[object]],
-        *,
-        messages: int,
-        published: int,
-        committed_at: int,
-        claim_position: int,
-        commit_sequence: CommitSequence | None = None,
-        offset_log: str = "",
-    ) -> LedgerRecord:
-        """``commit_sequence`` None: the sequence of the app orders its commits."""
-        app_id, query_id, batch_id = batch
-        sequence = self.next_sequence(app_id)
-        return LedgerRecord(
-            app_id=app_id,
-            sequence=sequence,
-            query_id=query_id,
-            batch_id=batch_id,
-            token=token,
-            ranges=ranges,
-            messages=messages,
-            published=published,
-            committed_at=committed_at,
-            commit_sequence=CommitSequence(sequence) if commit_sequence is None else commit_sequence,
-            branches=to_apply,
-            claim_position=claim_position,
-            applied=not to_apply,
-            mirrored=False,
-            vhost=self._vhost,
-            offset_log=offset_log,
-        )
-
     def decide(self, sink: RecordSink, entry: LedgerRecord) -> None:
-        self._keep(entry)
-        sink.put(entry)
+        self.replace(sink, entry)
         self._prune(sink, entry.app_id)
 
     def _prune(self, sink: RecordSink, app_id: str) -> None:
@@ -414,9 +269,8 @@ class Ledger:
         return list(self._entries.get(app_id, {}).values())
 
     def unmirrored(self, app_id: str, limit: int | None = None) -> list[LedgerRecord]:
-        return [
-            self._entries[app_id][sequence] for sequence in sorted(self._unmirrored.get(app_id, ()))[:limit]
-        ]
+        sequences = sorted(self._unmirrored.get(app_id, ()))[:limit]
+        return [self._entries[app_id][sequence] for sequence in sequences]
 
     def waiting(self, app_id: str) -> tuple[int, int]:
         """Returns how many entries are not applied, and how many its Delta ledger lacks, if it has one."""
@@ -428,21 +282,44 @@ class Ledger:
         self._keep(entry)
         sink.put(entry)
 
-    def _wait(self, waiting: dict[str, set[int]], entry: LedgerRecord, *, waits: bool) -> None:
-        numbers = waiting.setdefault(entry.app_id, set())
-        if waits == (entry.sequence in numbers):
-            return
-        self._undo.append((numbers.discard if waits else numbers.add, entry.sequence))
-        if waits:
-            numbers.add(entry.sequence)
-        else:
-            numbers.discard(entry.sequence)
+    def _wait(self, waiting: dict[str, dict[int, None]], entry: LedgerRecord, *, waits: bool) -> None:
+        if waits != (entry.sequence in waiting.get(entry.app_id, ())):
+            (self._undo.enter if waits else self._undo.leave)(waiting, entry.app_id, entry.sequence)
 
     def release(self, sink: RecordSink, log: str, commit_sequence: CommitSequence) -> None:
         """Forgets the end of a released queue: its next range may start anywhere."""
-        record = ReleaseRecord(log, commit_sequence, self._vhost)
+        record = ReleaseRecord(log, commit_sequence, self.vhost)
         self._keep_release(record)
         sink.put(record)
+
+
+def new_entry(
+    ledger: Ledger,
+    batch: MicroBatch,
+    token: str,
+    ranges: dict[str, list[int]],
+    to_apply: list[list[object]],
+    *,
+    messages: int,
+    published: int,
+    committed_at: int,
+    claim_position: int,
+    commit_sequence: CommitSequence | None = None,
+    offset_log: str = "",
+) -> LedgerRecord:
+    """Returns the entry of the next batch of an app. ``commit_sequence`` None: that of the app."""
+    app_id, query_id, batch_id = batch
+    sequence = ledger.next_sequence(app_id)
+    return LedgerRecord(
+        *(app_id, sequence, query_id, batch_id, token, ranges, messages, published, committed_at),
+        commit_sequence=CommitSequence(sequence) if commit_sequence is None else commit_sequence,
+        branches=to_apply,
+        claim_position=claim_position,
+        applied=not to_apply,
+        mirrored=False,
+        vhost=ledger.vhost,
+        offset_log=offset_log,
+    )
 
 
 def _batch_of(entry: LedgerRecord) -> MicroBatch:
@@ -485,7 +362,7 @@ def public(entry: LedgerRecord, token: str = "") -> LedgerEntry:
     )
 
 
-def _age(record: LedgerRecord | LineageRecord | ReleaseRecord) -> int:
+def _age(record: Durable) -> int:
     """Returns what orders durable records of one class by their age."""
     if isinstance(record, LedgerRecord):
         return record.sequence

@@ -13,11 +13,11 @@ from dataclasses import replace
 from broker_core.core.address import VHOST
 from broker_core.core.errors import CheckpointMismatch, OptionError
 from broker_core.core.ids import CommitSequence
-from broker_core.core.records import LedgerRecord, LineageRecord, OriginRecord, canonical
+from broker_core.core.records import LineageRecord, OriginRecord, canonical
 from broker_core.engine import LedgerEntry, Origin
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.claims.origins import Origins
-from broker_core.micro_batch.ledger import Ledger
+from broker_core.micro_batch.ledger import Ledger, MicroBatch, new_entry
 from broker_core.micro_batch.positions import brief
 from broker_core.micro_batch.sink import RecordSink
 
@@ -113,22 +113,18 @@ def take_entries(
     ledger.apply(current)
     sink.put(current)
     for entry in entries:
-        record = LedgerRecord(
-            app_id=entry.app_id,
-            sequence=entry.sequence,
-            query_id=entry.query_id,
-            batch_id=entry.batch_id,
-            token=entry.token,
-            ranges={log: [start, end] for log, (start, end) in entry.ranges.items()},
+        record = new_entry(
+            ledger,
+            MicroBatch(entry.app_id, entry.query_id, entry.batch_id),
+            entry.token,
+            {log: [start, end] for log, (start, end) in entry.ranges.items()},
+            [],
             messages=entry.messages,
             published=entry.published,
             committed_at=entry.committed_at_us,
-            commit_sequence=CommitSequence(entry.sequence) if commit_sequence is None else commit_sequence,
-            branches=[],
             claim_position=0,
-            applied=True,
-            mirrored=True,
-            vhost=vhost,
+            commit_sequence=CommitSequence(entry.sequence) if commit_sequence is None else commit_sequence,
         )
+        record = replace(record, sequence=entry.sequence, mirrored=True)
         ledger.apply(record)
         sink.put(record)

@@ -58,7 +58,9 @@ from broker_core.engine import (
     Vector,
 )
 from broker_core.micro_batch.claims.finished import CommittedBelow
+from broker_core.micro_batch.claims.next_range import next_range
 from broker_core.micro_batch.ledger import MicroBatch
+from broker_core.micro_batch.opening import require_undecided
 from broker_core.micro_batch.unapplied import mark_mirrored, note
 from broker_core.node.committer import Work, changes
 from broker_core.node.deferred_signals import uninterrupted
@@ -198,19 +200,13 @@ class EmbeddedEngine:
         acks: bool = True,
         ran: bool = False,
     ) -> Vector:
+        question = app_id, queues, start, limit, origin, on_new_checkpoint
+
         def work(_state: BrokerState, change: Change, now_us: int) -> Vector:
             self.batches.owners.take(change, self._actor, app_id)
-            return self._claims.claim(
-                self.batches.logs(change, now_us),
-                change,
-                app_id,
-                queues,
-                start,
-                limit,
-                origin,
-                on_new_checkpoint,
-                CommittedBelow(self._ledger, acks, ran, partial(self.batches.owners.same, app_id)),
-            )
+            logs = self.batches.logs(change, now_us)
+            committed = CommittedBelow(self._ledger, acks, ran, partial(self.batches.owners.same, app_id))
+            return next_range(self._claims, logs, change, *question, committed)
 
         return self._run(work)
 
@@ -244,7 +240,7 @@ class EmbeddedEngine:
             if not self._claims.reads.already(*batch, ranges):
                 counts = partial(self.batches.owners.same, ticket.app_id)
                 position = self._claims.position(ticket.app_id)
-                self._ledger.require_undecided(batch, ranges, position, counts)
+                require_undecided(self._ledger, batch, ranges, position, counts)
             self._claims.record_read(change, *batch, ranges)
             return plan
 

@@ -11,7 +11,8 @@ from broker_core.engine import EARLIEST, LATEST, Available, Limit, Origin, Range
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.finished import CommittedBelow
 from broker_core.micro_batch.claims.logs import Claimed
-from broker_core.micro_batch.ledger import Ledger, MicroBatch
+from broker_core.micro_batch.claims.next_range import next_range
+from broker_core.micro_batch.ledger import Ledger, MicroBatch, new_entry
 
 APP = "app"
 
@@ -104,7 +105,7 @@ class PartitionedEngine:
         ran: bool = False,
     ) -> Vector:
         asked = app_id, queues, start, limit, origin, on_new
-        return self._claims.claim(self._logs, Written(), *asked, CommittedBelow(Ledger(), acks, ran))
+        return next_range(self._claims, self._logs, Written(), *asked, CommittedBelow(Ledger(), acks, ran))
 
     def resolve(self, app_id: str, start: Vector, end: Vector) -> Ranges:
         found = self._claims.resolve(app_id, start, end)
@@ -153,7 +154,8 @@ def claim(
     consumed: Mapping[str, int] | None = None,
     resume: bool = False,
 ) -> Vector:
-    return claims.claim(
+    return next_range(
+        claims,
         logs,
         written,
         APP,
@@ -171,8 +173,8 @@ def decided(ends: Mapping[str, int]) -> Ledger:
     ranges = {log: [0, end] for log, end in ends.items()}
     batch = MicroBatch(APP, "decided", 0)
     ledger = Ledger()
-    entry = ledger.new_entry(
-        batch, "token", ranges, [], messages=0, published=0, committed_at=0, claim_position=0
+    entry = new_entry(
+        ledger, batch, "token", ranges, [], messages=0, published=0, committed_at=0, claim_position=0
     )
     ledger.apply(entry)
     return ledger

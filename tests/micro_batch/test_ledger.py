@@ -11,6 +11,7 @@ from broker_core.core.records import LedgerRecord, LineageRecord, ReleaseRecord
 from broker_core.core.undo import Undo
 from broker_core.micro_batch import ledger as ledger_rules
 from broker_core.micro_batch.ledger import Ledger, MicroBatch
+from broker_core.micro_batch.opening import open_batch
 from broker_core.micro_batch.unapplied import mark_applied, mark_mirrored
 from tests.micro_batch.partitions import APP, Written
 from tests.undo.snapshot import difference, snapshot
@@ -38,7 +39,7 @@ def entry(sequence: int, query: str = "query", *, log: str = "orders/0") -> Ledg
 def decide(ledger: Ledger, written: Written, sequence: int) -> None:
     made = entry(sequence)
     batch = MicroBatch(APP, made.query_id, made.batch_id)
-    assert ledger.open(written, batch, "fail") is None
+    assert open_batch(ledger, written, batch, "fail") is None
     ledger.require_ranges(batch, made.ranges, lambda _log, start, _end: start is None)
     ledger.decide(written, made)
     if sequence % 2:

@@ -22,7 +22,7 @@ from broker_core.broker.queue.progress import Progress
 from broker_core.broker.queue.queue import Marks
 from broker_core.core.errors import DataLoss
 from broker_core.core.records import NEVER
-from broker_core.micro_batch.claims.claim import Claims
+from broker_core.micro_batch.claims.claim import Below, Claims
 from tests.make import around
 from tests.model.owned_queue import OwnedQueue
 from tests.model.test_machine import QUIET
@@ -82,21 +82,12 @@ def acks_settle_from_the_floor(patch: Patch) -> None:
 
 
 def acks_delete_the_last_range(patch: Patch) -> None:
-    def without(
-        ack: Any,
-        self: Claims,
-        logs: Any,
-        change: Any,
-        app_id: str,
-        finished: Any,
-        vector: dict[str, int],
-        **named: bool,
-    ) -> None:
-        ack(self, logs, change, app_id, finished, vector, **named)
-        for log, offset in vector.items():
-            logs.ack(log, app_id, offset, offset)
+    def without(ack: Any, self: Claims, logs: Any, change: Any, below: Below) -> None:
+        ack(self, logs, change, below)
+        for log, offset in below.vector.items():
+            logs.ack(log, below.app_id, offset, offset)
 
-    around(patch, Claims, "_ack", without)
+    around(patch, Claims, "ack_below", without)
 
 
 def test_a_rule_that_is_switched_off_is_found(monkeypatch: Patch) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from broker_core.broker.batch import micro_batch as batches
 from broker_core.broker.batch.branch import Branches
 from broker_core.broker.batch.micro_batch import MicroBatches
 from broker_core.broker.queue import Queue
@@ -22,12 +22,15 @@ from broker_core.broker.topology.topology import Topology
 from broker_core.core import failpoint
 from broker_core.core.change import Drop
 from broker_core.core.errors import BatchDecided, BatchGap, CheckpointMismatch, DataLoss, ResourceLocked
+from broker_core.micro_batch import opening
 from broker_core.micro_batch.claims import claim as claim_rules
+from broker_core.micro_batch.claims import next_range as claim_range
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.origins import Origins
 from broker_core.micro_batch.claims.reads import Reads
 from broker_core.micro_batch.claims.releases import Releases
 from broker_core.micro_batch.ledger import Ledger, MicroBatch
+from broker_core.node import engine as embedded
 from broker_core.node.engine import EmbeddedEngine
 from connector.batch import after_commit, apply, batch_transaction
 from connector.batch.apply import Apply
@@ -530,14 +533,12 @@ def every_start_is_acked(patch: Patch) -> None:
 
 
 def no_ack_by_claim(patch: Patch) -> None:
-    claim = Claims.claim
-
-    def without(self: Claims, *arguments: Any, **named: Any) -> Any:
+    def without(claim: Any, *arguments: Any) -> Any:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(Claims, "_ack", lambda *_, **_named: None)
-            return claim(self, *arguments, **named)
+            inner.setattr(Claims, "ack_below", lambda *_: None)
+            return claim(*arguments)
 
-    patch.setattr(Claims, "claim", without)
+    around(patch, embedded, "next_range", without)
 
 
 def claim_in_memory_only(patch: Patch) -> None:
@@ -546,7 +547,7 @@ def claim_in_memory_only(patch: Patch) -> None:
         record(self, logs, change, *arguments)
         change.journal[before:] = [entry for entry in change.journal[before:] if isinstance(entry, Drop)]
 
-    around(patch, Claims, "_record", without)
+    around(patch, claim_range, "_record", without)
 
 
 def claims_may_move(patch: Patch) -> None:
@@ -554,23 +555,16 @@ def claims_may_move(patch: Patch) -> None:
 
 
 def any_start(patch: Patch) -> None:
-    def without(_self: Claims, _app_id: str, start: dict[str, Any]) -> Any:
-        return SimpleNamespace(
-            ranges={log: [offset, offset] for log, offset in start.items() if offset != "start"}
-        )
-
-    patch.setattr(Claims, "_require_end", without)
+    patch.setattr(Claims, "_require_end", lambda *_: None)
 
 
 def resume_at_acked(patch: Patch) -> None:
-    claim = Claims.claim
-
-    def without(self: Claims, logs: Any, change: Any, *arguments: Any) -> Any:
+    def without(claim: Any, claims: Claims, logs: Any, change: Any, *arguments: Any) -> Any:
         *before, _consumed = arguments
         acked = {log: logs._state.topology.queue(log).progress.acked for log in arguments[2]}
-        return claim(self, logs, change, *before, acked)
+        return claim(claims, logs, change, *before, acked)
 
-    patch.setattr(Claims, "claim", without)
+    around(patch, embedded, "next_range", without)
 
 
 def settled_ranges_do_not_resolve(patch: Patch) -> None:
@@ -592,11 +586,11 @@ def reads_are_not_recorded(patch: Patch) -> None:
 
 def a_batch_may_read_another_range(patch: Patch) -> None:
     patch.setattr(Reads, "already", lambda *_: False)
-    patch.setattr(Ledger, "require_undecided", lambda *_: None)
+    patch.setattr(embedded, "require_undecided", lambda *_: None)
 
 
 def a_decided_batch_may_read_more(patch: Patch) -> None:
-    patch.setattr(Ledger, "require_undecided", lambda *_: None)
+    patch.setattr(embedded, "require_undecided", lambda *_: None)
 
 
 def the_decision_deletes(patch: Patch) -> None:
@@ -617,7 +611,7 @@ def nobody_owns(patch: Patch) -> None:
 
 
 def no_refusal(patch: Patch) -> None:
-    patch.setattr(Ledger, "_refuse", lambda *_: None)
+    patch.setattr(opening, "_refuse", lambda *_: None)
 
 
 def no_refusal_anywhere(patch: Patch) -> None:
@@ -626,24 +620,23 @@ def no_refusal_anywhere(patch: Patch) -> None:
     def without(self: Origins, logs: Any, app: str, queues: Any, where: Any, _on_new: str, *rest: Any) -> Any:
         return meaning(self, logs, app, queues, where, "resume", *rest)
 
-    patch.setattr(Ledger, "_refuse", lambda *_: None)
+    patch.setattr(opening, "_refuse", lambda *_: None)
     patch.setattr(Origins, "meaning", without)
 
 
 def gaps_are_fine(patch: Patch) -> None:
     expected = Ledger.expected
-    opened = Ledger.open
     patch.setattr(
         Ledger,
         "expected",
         lambda self, app_id, query_id: max(expected(self, app_id, query_id), self.__dict__.get("_wanted", 0)),
     )
 
-    def without(self: Ledger, change: Any, batch: MicroBatch, _on_new: Any, **named: Any) -> Any:
-        self.__dict__["_wanted"] = batch.batch_id if self.entry(batch) is None else 0
-        return opened(self, change, batch, "resume", **named)
+    def without(opened: Any, of: Ledger, change: Any, batch: MicroBatch, _on_new: Any, *rest: Any) -> Any:
+        of.__dict__["_wanted"] = batch.batch_id if of.entry(batch) is None else 0
+        return opened(of, change, batch, "resume", *rest)
 
-    patch.setattr(Ledger, "open", without)
+    around(patch, batches, "open_batch", without)
 
 
 def parts_in_memory_only(patch: Patch) -> None:
@@ -809,7 +802,7 @@ def claims_are_kept_by_app(patch: Patch) -> None:
         while len(claims) > claim_rules.KEPT_CLAIMS:
             self._drop(change, claims[0])
 
-    patch.setattr(Claims, "_prune", without)
+    patch.setattr(Claims, "prune", without)
 
 
 def any_number_of_sources(patch: Patch) -> None:

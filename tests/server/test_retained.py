@@ -37,8 +37,8 @@ from broker_core.flight import contract
 from broker_core.launcher import Broker
 from broker_core.message import deduplication
 from broker_core.message.properties import Properties
-from broker_core.micro_batch import ledger
-from broker_core.micro_batch.claims import claim
+from broker_core.micro_batch import ledger, opening
+from broker_core.micro_batch.claims import claim, next_range
 from broker_core.node import channel_commit, upkeep
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.routing import memory, route_cache
@@ -180,7 +180,7 @@ def claimed(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
 
 def sources(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     """Claims of an app for each user, each of another queue."""
-    low.setattr(claim, "KEPT_SOURCES", LOW)
+    low.setattr(next_range, "KEPT_SOURCES", LOW)
     engine = broker.engine
     with broker.channel() as channel:
         for user, name in things:
@@ -195,7 +195,7 @@ def sources(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) ->
 
 def queries(broker: Broker, things: Things, low: pytest.MonkeyPatch, _: Path) -> tuple[int, int]:
     """Each has decided a batch."""
-    low.setattr(ledger, "KEPT_LINEAGES", LOW)
+    low.setattr(opening, "KEPT_LINEAGES", LOW)
     for user, name in things:
         engine = acting(broker, user)
         token = engine.open_batch(user, name, 0, "resume").token
@@ -425,8 +425,8 @@ ROWS = {
     "apps": Fill(f"{owners.USER_APPS:,}", apps),
     "decided batches of an app that are applied": Fill(f"{ledger.KEPT_ENTRIES:,}", decided),
     "claims of an app for the same queues, and reads": Fill(f"{claim.KEPT_CLAIMS:,} of each", claimed),
-    "sets of queues that an app has read": Fill(f"{claim.KEPT_SOURCES:,}", sources),
-    "queries of an app": Fill(f"{ledger.KEPT_LINEAGES:,}", queries),
+    "sets of queues that an app has read": Fill(f"{next_range.KEPT_SOURCES:,}", sources),
+    "queries of an app": Fill(f"{opening.KEPT_LINEAGES:,}", queries),
     "staged batches": Fill(f"{StagedLimits().user_attempts:,}", attempts),
     "staged bytes": Fill("`--staged-bytes`", staged_bytes),
     "prepared transactions": Fill(f"{commit.MOST_PREPARED:,}", prepared_transactions),

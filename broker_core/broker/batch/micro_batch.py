@@ -41,7 +41,8 @@ from broker_core.engine import REFUSED_ROWS, Committed, OnNewCheckpoint, Opened,
 from broker_core.micro_batch.claims.claim import Claims, Kept
 from broker_core.micro_batch.claims.reads import require_range
 from broker_core.micro_batch.claims.releases import Release, require_idle
-from broker_core.micro_batch.ledger import Ledger, MicroBatch
+from broker_core.micro_batch.ledger import Ledger, MicroBatch, new_entry
+from broker_core.micro_batch.opening import open_batch
 from broker_core.micro_batch.unapplied import mark_applied, note, note_of, skip
 
 OnUnroutable = Literal["fail", "drop"]
@@ -69,8 +70,7 @@ class MicroBatches:
         self.branches.charge()
         self._rights = StagedRights(state, self.branches, read_addresses)
         self._state = state
-        self._read = read
-        self._read_stamps = read_stamps
+        self._read, self._read_stamps = read, read_stamps
 
     def logs(self, change: Change, now_us: int) -> QueueLogs:
         """Returns the queues as the claims see them, for one change."""
@@ -91,11 +91,10 @@ class MicroBatches:
         self.owners.take(change, actor, batch.app_id)
         own = self.owners.own(actor, token)
         self.owners.require_token(own, batch)
-        entry = self.ledger.open(change, batch, on_new_checkpoint, offset_log)
+        entry = open_batch(self.ledger, change, batch, on_new_checkpoint, offset_log)
         if entry is not None:
             return Opened(entry.sequence, "", public_entry(entry))
-        attempt = AttemptRecord(own, *batch, now_us, self.vhost)
-        self.branches.open(change, attempt, actor.user)
+        self.branches.open(change, AttemptRecord(own, *batch, now_us, self.vhost), actor.user)
         return Opened(self.ledger.next_sequence(batch.app_id), token)
 
     # -- C4 --------------------------------------------------------------------------------------------------
@@ -137,7 +136,8 @@ class MicroBatches:
         # 3. publish, consume, decide: one change
         sequence = self._state.transactions.commit(change, transaction, now_us).sequence
         self.branches.published(self._state, change, parts)
-        decided = self.ledger.new_entry(
+        decided = new_entry(
+            self.ledger,
             batch,
             token,
             ranges,

@@ -28,7 +28,8 @@ from broker_core.kafka.sink.decisions import Changes, Decisions, FencedApp
 from broker_core.kafka.sink.producer import TIMEOUT_MS, ProducerTransaction, ReadyBatch
 from broker_core.kafka.sink.staged_branches import Cleaner, NamedBranch, missing, parse, require
 from broker_core.micro_batch.claims.reads import require_range, unread
-from broker_core.micro_batch.ledger import Ledger, MicroBatch, other_decision, public
+from broker_core.micro_batch.ledger import Ledger, MicroBatch, new_entry, other_decision, public
+from broker_core.micro_batch.opening import open_batch
 from broker_core.micro_batch.unapplied import note, note_of
 
 OnUnroutable = Literal["fail", "drop"]
@@ -58,7 +59,7 @@ class Decider:
         """Opens a batch. Raises CheckpointMismatch, BatchGap."""
 
         def rule(changes: Changes) -> LedgerRecord | None:
-            return self._ledger.open(changes, batch, on_new, offset_log)
+            return open_batch(self._ledger, changes, batch, on_new, offset_log)
 
         def attempt() -> Opened:
             lineage = Changes()
@@ -265,7 +266,8 @@ def _new_entry(
     offset_log: str,
 ) -> LedgerRecord:
     """Returns the ledger entry of a batch that publishes and applies ``won``, as of now."""
-    return ledger.new_entry(
+    return new_entry(
+        ledger,
         batch,
         token,
         ranges,

@@ -40,6 +40,7 @@ from broker_core.kafka.source.partitions import Partitions, require_same_topics
 from broker_core.kafka.source.reader import LogSlice, PartitionReader
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.finished import CommittedBelow
+from broker_core.micro_batch.claims.next_range import next_range
 from broker_core.micro_batch.claims.releases import Release
 from broker_core.micro_batch.ledger import Ledger
 from broker_core.micro_batch.resume import take_ends
@@ -69,7 +70,6 @@ class KafkaSource:
             return self._journals[app_id]
 
     # -- logs ------------------------------------------------------------------------------------------------
-
     def logs(self, queues: Sequence[str]) -> list[str]:
         return [str(log) for log in self._logs(queues)]
 
@@ -111,7 +111,6 @@ class KafkaSource:
         return len(leaders) > 1
 
     # -- claims ----------------------------------------------------------------------------------------------
-
     def claim(
         self,
         app_id: str,
@@ -139,7 +138,7 @@ class KafkaSource:
             require_same_topics(journal.positions, self._partitions, queues)
             kafka_logs = PartitionLogs(self._partitions, app_id, journal.positions, ends)
             try:
-                end = claims.claim(kafka_logs, proposal, *question, committed)
+                end = next_range(claims, kafka_logs, proposal, *question, committed)
             except errors.CheckpointMismatch:
                 if START in start.values() or claims.position(app_id) or claims.release_text(app_id, start):
                     raise
@@ -239,7 +238,6 @@ class KafkaSource:
         journal.change(compute)
 
     # -- rows ------------------------------------------------------------------------------------------------
-
     def read(self, ticket: ReadTicket) -> Rows:
         """1. The first fetch; 2. the fact that this batch reads these ranges; 3. the rows."""
         slices = [LogSlice(parse_log(log), first, last) for log, first, last in ticket.slices]
@@ -260,7 +258,6 @@ class KafkaSource:
             yield from reader.rows(record=record)
 
     # -- help ------------------------------------------------------------------------------------------------
-
     def _logs(self, queues: Iterable[str]) -> list[TopicPartition]:
         return [log for queue in queues for log in self._partitions.of(queue)]
 

@@ -1,9 +1,10 @@
-"""Claims: which range of its logs an app reads next, decided once and permanently (S1 to S6).
+"""Claims: which ranges of its logs an app was given, and how far each is acknowledged or released (S3 to S6).
 
 Pure, and the same for every engine: a port says what the logs are (``logs.py``), a sink takes the records
 (``sink.py``). Records that another process wrote are applied one by one.
 
-Not here: what a symbolic start means (``origins.py``), and which batch has read which claim (``reads.py``).
+Not here: which range follows a start (``next_range.py``), what a symbolic start means (``origins.py``), and
+which batch has read which claim (``reads.py``).
 Invariant: a claim never changes. The same start vector has the same end, whatever the limit, the new messages
 or the number of drivers that ask. What a claim's range reads is fixed with it (what was settled before, what
 may have been sent before).
@@ -11,10 +12,11 @@ may have been sent before).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from broker_core.core.address import VHOST
-from broker_core.core.errors import CheckpointMismatch, OptionError
+from broker_core.core.errors import CheckpointMismatch
 from broker_core.core.records import (
     ClaimRecord,
     LedgerRecord,
@@ -24,12 +26,11 @@ from broker_core.core.records import (
     canonical,
 )
 from broker_core.core.undo import Undo
-from broker_core.engine import START, Limit, OnNewCheckpoint, Origin, Ranges, Vector
+from broker_core.engine import START, Ranges, Vector
 from broker_core.micro_batch.claims.finished import (
     CommittedBelow,
     Counts,
     anybody,
-    asked_once,
     is_consumed,
 )
 from broker_core.micro_batch.claims.logs import Logs
@@ -43,7 +44,17 @@ from broker_core.micro_batch.sink import RecordSink
 Kept = ClaimRecord | OriginRecord | ReadRecord | ReleaseNoteRecord
 
 KEPT_CLAIMS = 1000  # per app and set of logs, for restored checkpoints and late drivers
-KEPT_SOURCES = 1000  # sets of logs of an app, and of queues
+
+
+class Below(NamedTuple):
+    """What lies below the offsets ``vector``. ``finished``: the claim that ends there; None: whoever claimed
+    behind it has acked it.
+    """
+
+    app_id: str
+    vector: Mapping[str, int]
+    finished: ClaimRecord | None = None
+    consumed: bool = True
 
 
 class Claims:
@@ -58,11 +69,11 @@ class Claims:
     ) -> None:
         """``decided``: the ledger, which names positions of claims that were dropped."""
         self._undo = Undo() if undo is None else undo
-        self._vhost = vhost
+        self.vhost = vhost
         self._positions: dict[str, int] = {}  # app -> the newest position that it was ever given
         self._by_start: dict[tuple[str, str], list[ClaimRecord]] = {}  # (app, start) -> newest lineage last
         self._by_app: dict[str, list[ClaimRecord]] = {}  # in order of position
-        self._sources = Sources(self._undo)
+        self.sources = Sources(self._undo)
         self.origins = Origins(self._undo, vhost)
         self.releases = Releases(self._undo, vhost)
         self.reads = Reads(self._undo, vhost, self.release_text)
@@ -113,7 +124,7 @@ class Claims:
         for same in (self._by_start.setdefault((app, claim.start), []), self._by_app.setdefault(app, [])):
             self._undo.growth(same)
             same.append(claim)
-        self._sources.add(claim)
+        self.sources.add(claim)
         self.raise_position(app, claim.position)
 
     def _remove_claim(self, claim: ClaimRecord) -> None:
@@ -121,7 +132,7 @@ class Claims:
         at = same.index(claim)
         self._undo.append((same.insert, at, claim))
         del same[at]
-        self._sources.remove(claim)
+        self.sources.remove(claim)
         key = (claim.app_id, claim.start)
         self._undo.item(self._by_start, key)
         others = [other for other in self._by_start[key] if other != claim]
@@ -162,116 +173,15 @@ class Claims:
         if release_text := self.release_text(app_id, logs):
             raise CheckpointMismatch(release_text)
 
-    # -- S2 --------------------------------------------------------------------------------------------------
-    def claim(
-        self,
-        logs: Logs,
-        sink: RecordSink,
-        app_id: str,
-        queues: Sequence[str],
-        start: Vector,
-        limit: Limit,
-        origin: Origin,
-        on_new_checkpoint: OnNewCheckpoint,
-        committed: CommittedBelow,
-    ) -> Vector:
-        """Returns the end vector for ``start``; it may name logs that ``start`` lacks: those are new, and
-        read from their beginning. ``committed`` is what is known of all below ``start``. Steps 1 to 4 check
-        and read, and change nothing; 5 to 7 are one change.
-        """
-        # 1. whose the start is, and who owns the logs
-        names = {queue: logs.of(queue) for queue in sorted(queues)}
-        every = [log for found in names.values() for log in found]
-        acked, symbolic = _split(app_id, start, names)
-        goes_on = not symbolic and on_new_checkpoint == "resume"
-        origin_record = self._released_at(logs, app_id, names, acked) if goes_on else None
-        finished = self._require_end(app_id, start) if acked and origin_record is None else None
-        consumed = finished is None or self._is_consumed(logs, finished, acked, committed)
-        for log in every:
-            logs.require_ownable(log, app_id)
-        # 2. what a symbolic start means
-        if symbolic:
-            query, left = self.reads.last_query(app_id), self.releases.left_at(logs, app_id, names)
-            ends = committed.decided.consumed(every)
-            origin_record = self.origins.meaning(
-                logs, app_id, symbolic, origin, on_new_checkpoint, ends, names, query, left
-            )
-        lineage = self.origins.lineage(app_id, names) if origin_record is None else origin_record.lineage
-        # 3. the range: that of a known claim, or a new one
-        begin = _begin(logs, every, acked, origin_record)
-        before = asked_once(self.at(app_id, start, lineage if symbolic else None), committed, self.reads)
-        if before is not None:
-            end, begin = dict(before.end), {log: int(first) for log, (first, _) in before.ranges.items()}
-        else:
-            end = dict(begin) if logs.too_few(begin, limit) else logs.cut(begin, limit)
-        # 4. room for what is recorded
-        if origin_record is not None:
-            self.origins.require_room(origin_record, KEPT_SOURCES)
-        if before is None:
-            self._sources.require_room(app_id, begin, KEPT_SOURCES)
-        # 5. own the logs, and record what the start means
-        for log, first in begin.items():
-            logs.own(log, app_id, first)
-        if origin_record is not None:
-            self.origins.keep(sink, origin_record)
-        # 6. ack below a concrete start, which no checkpoint asks for again
-        if acked and committed.by_spark:
-            self._ack(logs, sink, app_id, finished, acked, consumed=consumed)
-        # 7. add the claim, unless it is known
-        if before is None:
-            if end == begin:
-                return start
-            self._record(logs, sink, app_id, lineage, start, begin, end)
-        return dict(end)
-
-    def _released_at(
-        self, logs: Logs, app_id: str, names: Mapping[str, Sequence[str]], acked: Mapping[str, int]
-    ) -> OriginRecord | None:
-        """Returns the origin of a start at the offsets where a release left the app; None: it is not there,
-        or somebody has gone on since then.
-        """
-        left = self.releases.left_at(logs, app_id, names)
-        if not left or acked != left or self.ends(app_id, left):
-            return None
-        lineage = self.origins.lineage(app_id, names)
-        return OriginRecord(app_id, canonical(sorted(names)), lineage, dict(left), True, self._vhost)
-
-    def _record(
-        self,
-        logs: Logs,
-        sink: RecordSink,
-        app_id: str,
-        lineage: int,
-        start: Vector,
-        begin: Mapping[str, int],
-        end: Mapping[str, int],
-    ) -> None:
-        spans = {log: (begin[log], end[log]) for log in sorted(begin)}
-        claimed = {log: logs.claim(log, first, last) for log, (first, last) in spans.items()}
-        claim = ClaimRecord(
-            app_id=app_id,
-            lineage=lineage,
-            start=canonical(start),
-            end=dict(end),
-            ranges={log: [first, last] for log, (first, last) in spans.items()},
-            skipped={log: found.skipped for log, found in claimed.items() if found.skipped},
-            redelivered={log: found.redelivered for log, found in claimed.items() if found.redelivered},
-            position=self.position(app_id) + 1,
-            vhost=self._vhost,
-        )
-        self._add(claim)
-        sink.put(claim)
-        self._prune(sink, claim)
-
     def _drop(self, sink: RecordSink, claim: ClaimRecord) -> None:
         self._remove_claim(claim)
         sink.drop(ClaimRecord, claim.key)
 
-    def _prune(self, sink: RecordSink, newest: ClaimRecord) -> None:
+    def prune(self, sink: RecordSink, newest: ClaimRecord) -> None:
         """Drops old claims of one source. Others do not count: an idle source still needs the end of its
         newest claim, however many claims another one has made since then.
         """
-        claims = self._sources.claims(newest)
+        claims = self.sources.claims(newest)
         while len(claims) > KEPT_CLAIMS:
             self._drop(sink, claims[0])
 
@@ -281,12 +191,11 @@ class Claims:
                 return claim
         return None
 
-    def _require_end(self, app_id: str, start: Vector) -> ClaimRecord | None:
+    def _require_end(self, app_id: str, start: Vector, vector: Mapping[str, int]) -> ClaimRecord | None:
         """Returns the newest claim that ends at the offsets of ``start``. Raises CheckpointMismatch.
 
         None if that claim was pruned, and a claim that starts there proves that it existed.
         """
-        vector = {log: int(offset) for log, offset in start.items() if offset != START}
         for claim in reversed(self._by_app.get(app_id, ())):
             if all(claim.end.get(log) == offset for log, offset in vector.items()):
                 return claim
@@ -340,63 +249,41 @@ class Claims:
             ranges |= read.ranges
         return ranges
 
-    def ack(
-        self,
-        logs: Logs,
-        sink: RecordSink,
-        app_id: str,
-        end: Vector,
-        committed: CommittedBelow,
-    ) -> None:
+    def below(self, logs: Logs, app_id: str, start: Vector, committed: CommittedBelow) -> Below:
+        """Returns what lies below the offsets of ``start``. Raises CheckpointMismatch."""
+        vector = {log: int(offset) for log, offset in start.items() if offset != START}
+        finished = self._require_end(app_id, start, vector) if vector else None
+        if finished is None or all((logs.goes_on(log, app_id) or 0) >= at for log, at in vector.items()):
+            return Below(app_id, vector, finished)  # nothing below is left
+        new = finished.position > self._opened.get(app_id, 0)
+        consumed = is_consumed(finished, committed, self.sources.claims(finished), self.reads, new=new)
+        return Below(app_id, vector, finished, consumed)
+
+    def ack(self, logs: Logs, sink: RecordSink, app_id: str, end: Vector, committed: CommittedBelow) -> None:
         """Acks below ``end`` (S5), which Spark has in its commit log."""
-        vector = {log: int(offset) for log, offset in end.items() if offset != START}
-        if vector:
-            finished = self._require_end(app_id, end)
-            consumed = finished is None or self._is_consumed(logs, finished, vector, committed)
-            self._ack(logs, sink, app_id, finished, vector, consumed=consumed)
+        self.ack_below(logs, sink, self.below(logs, app_id, end, committed))
 
-    def _is_consumed(
-        self, logs: Logs, finished: ClaimRecord, vector: Mapping[str, int], committed: CommittedBelow
-    ) -> bool:
-        if all((logs.goes_on(log, finished.app_id) or 0) >= offset for log, offset in vector.items()):
-            return True  # nothing below is left
-        new = finished.position > self._opened.get(finished.app_id, 0)
-        return is_consumed(finished, committed, self._sources.claims(finished), self.reads, new=new)
-
-    def _ack(
-        self,
-        logs: Logs,
-        sink: RecordSink,
-        app_id: str,
-        finished: ClaimRecord | None,
-        vector: Mapping[str, int],
-        *,
-        consumed: bool,
-    ) -> None:
-        """Settles entries below ``vector``, where ``finished`` ends, if they are ``consumed``, and keeps only
-        the range of ``finished`` for replays.
+    def ack_below(self, logs: Logs, sink: RecordSink, below: Below) -> None:
+        """Settles entries below a start, if they are consumed, and keeps only the range of the claim that
+        ends there for replays.
 
         That range is kept until the next ack: Spark runs the batch again if its newest commit log entry is
-        lost. None: whoever claimed behind it has acked it.
+        lost.
         """
+        app_id, vector, finished, consumed = below
         self.origins.pass_by(sink, app_id, vector, finished)
-        if not consumed:
-            return
-        for log, offset in vector.items():
+        for log, offset in vector.items() if consumed else ():
             logs.ack(log, app_id, offset, int(finished.ranges[log][0]) if finished is not None else None)
 
     def note_release(
-        self,
-        logs: Logs,
-        sink: RecordSink,
-        done: Release,
-        released: Collection[str],
-        consumed: Mapping[str, int],
+        self, logs: Logs, sink: RecordSink, done: Release, released: Collection[str], ends: Mapping[str, int]
     ) -> None:
-        """Records a release before it takes place, and where the app is in all that it ends."""
+        """Records a release before it takes place, and where the app is in all that it ends. ``ends``: of
+        what is decided.
+        """
         ended = [claim for claim in self._by_app.get(done.app_id, ()) if claim.ranges.keys() & set(released)]
         every = {*released, *(log for claim in ended for log in claim.ranges)}
-        self.releases.note(logs, sink, done, every, consumed, self.position(done.app_id))
+        self.releases.note(logs, sink, done, every, ends, self.position(done.app_id))
 
     def release(
         self, logs: Logs, sink: RecordSink, app_id: str, queue: str, released: Collection[str]
@@ -419,26 +306,6 @@ class Claims:
         self.reads.release(sink, app_id, gone)
 
 
-def _split(
-    app_id: str, start: Vector, names: Mapping[str, Sequence[str]]
-) -> tuple[dict[str, int], list[str]]:
-    """Returns the offsets of a start vector, and the queues whose start is symbolic. ``names``: all queues of
-    the reader, and their logs. Raises OptionError: there is none. CheckpointMismatch: the start names others.
-    """
-    if not names:
-        raise OptionError("the stream names no queue; give the option queue")
-    acked = {log: int(offset) for log, offset in start.items() if offset != START}
-    symbolic = [queue for queue in names if start.get(queue) == START]
-    every = {log for found in names.values() for log in found}
-    if strange := start.keys() - acked.keys() - set(symbolic) | acked.keys() - every:
-        raise CheckpointMismatch(
-            f"the checkpoint of app {app_id!r} names {', '.join(sorted(strange))}, which the queues "
-            f"{', '.join(names)} do not have. Read the same queues, or use a new checkpoint with "
-            "onNewCheckpoint=resume"
-        )
-    return acked, symbolic
-
-
 def _no_end(app_id: str, vector: Mapping[str, int]) -> CheckpointMismatch:
     return CheckpointMismatch(
         f"the checkpoint of app {app_id!r} starts at {brief(vector)}, which is not the end of a "
@@ -455,16 +322,6 @@ def _no_range(app_id: str, start: Vector, end: Vector) -> CheckpointMismatch:
         "remembers, or the data directory is older than it. Use the checkpoint that belongs to the app, or a "
         "new one with onNewCheckpoint=resume"
     )
-
-
-def _begin(
-    logs: Logs, every: Sequence[str], acked: Mapping[str, int], origin: OriginRecord | None
-) -> dict[str, int]:
-    """Returns where a new range begins: in a log that the start lacks, at its beginning."""
-    begin = dict(acked)
-    if origin is not None:
-        begin |= {log: int(offset) for log, offset in origin.start.items()}
-    return {log: logs.first(log) for log in every if log not in begin} | begin
 
 
 def _age(record: Kept | LedgerRecord) -> int:

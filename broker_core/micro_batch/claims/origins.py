@@ -1,6 +1,6 @@
 """Origins: where the symbolic start of each set of queues of an app is, resolved once (S1, S2). Pure.
 
-Not here: which range follows it (``claim.py``).
+Not here: which range follows it (``next_range.py``).
 Invariant: the origin of a set of queues changes only when a new checkpoint resumes; then its lineage is
 higher than before.
 """

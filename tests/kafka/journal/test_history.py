@@ -19,6 +19,7 @@ from broker_core.kafka.topics.entry import Entry, Row, dumps, fields_of
 from broker_core.micro_batch.claims import claim
 from broker_core.micro_batch.claims.claim import Claims
 from broker_core.micro_batch.claims.finished import CommittedBelow
+from broker_core.micro_batch.claims.next_range import next_range
 from broker_core.micro_batch.ledger import Ledger
 from tests.make import around
 from tests.micro_batch.partitions import APP, Partitions
@@ -167,7 +168,8 @@ class Journals(RuleBasedStateMachine):
         start = dict.fromkeys(queues, START) if symbolic or not newest else dict(newest[-1].end)
 
         def work(claims: Claims, proposal: Proposal) -> None:
-            claims.claim(
+            next_range(
+                claims,
                 self.queue,
                 proposal,
                 APP,
