@@ -5,14 +5,37 @@ Not here: what one folder needs (its ``conftest.py``), servers and processes (``
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from broker_core.broker.channel import Channel
 from broker_core.broker.queue.due_index import DueIndex
+from broker_core.core.change import Change
 from broker_core.node.channel import LocalChannel
 from broker_core.node.local import LocalBroker
+from broker_core.store.memory import MemoryStore
+
+
+class GatedStore(MemoryStore):
+    """A disk that is slow: a commit waits at the gate, so that others queue up behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.entered = threading.Event(), threading.Event()
+        self.gate.set()
+        self.groups: list[int] = []  # changes of each commit
+        self.broken = False
+
+    def commit(self, changes: Sequence[Change]) -> None:
+        self.entered.set()
+        assert self.gate.wait(600)
+        if self.broken:
+            raise OSError(5, "Input/output error")
+        self.groups.append(len(changes))
+        super().commit(changes)
 
 
 def beneath(channel: LocalChannel) -> Channel:

@@ -25,6 +25,18 @@ from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
 
 
+def unsettled(queue: Queue) -> list[int]:
+    """The offsets of what is visible and not settled, in order."""
+    spans = queue.progress.unsettled_within(0, queue.log.visible_end)
+    return [offset for start, end in spans for offset in range(start, end)]
+
+
+def bodies(node: Node, name: str) -> list[bytes]:
+    """What stands in a queue, in order; nothing changes."""
+    queue = node.state.topology.queue(name)
+    return [fetched(node, queue, offset).body for offset in unsettled(queue)]
+
+
 def fetched(node: Node, queue: Queue, offset: int) -> InboxRow:
     """The message of an entry that is not deleted."""
     loaded: Loaded = {}

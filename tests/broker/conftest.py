@@ -4,16 +4,22 @@ after a crash.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker_core.admin import QueueInfo
+from broker_core.core.records import Record
 from broker_core.node.channel import LocalChannel
 from broker_core.node.local import LocalBroker
+from broker_core.store.durable import DurableStore
 from broker_core.store.memory import MemoryStore
-from tests.reading import fetched
+from broker_core.store.port import Store
+from broker_core.store.salvage.verify import verify
+from tests.reading import bodies
 
 
 class Clock:
@@ -60,20 +66,15 @@ class Node:
     def drain(self, name: str) -> list[bytes]:
         """The bodies that are ready, in order; they are acked."""
         with self.channel() as channel:
-            bodies = []
+            found = []
             while (delivery := channel.get(name)) is not None:
-                bodies.append(delivery.body)
+                found.append(delivery.body)
                 channel.ack(delivery.tag)
-            return bodies
+            return found
 
     def browse(self, name: str) -> list[bytes]:
         """All unsettled bodies, in order; nothing changes."""
-        queue = self.broker.state.topology.queue(name)
-        return [
-            fetched(self.broker, queue, offset).body
-            for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
-            for offset in range(start, end)
-        ]
+        return bodies(self.broker, name)
 
 
 def declared(node: Node, *queues: str, **arguments: Any) -> None:
@@ -86,6 +87,47 @@ def publish(node: Node, queue: str, *bodies: bytes, properties: bytes = b"") -> 
     with node.channel() as channel:
         for body in bodies:
             channel.publish(body, routing_key=queue, properties=properties)
+
+
+class Place:
+    """A broker over one of the two stores, and its successors after a clean end or a kill."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
+        self.store: Store = MemoryStore() if directory is None else DurableStore(directory)
+        self.broker = LocalBroker(self.store, upkeep=False)
+
+    def _reopened(self) -> Store:
+        if isinstance(self.store, MemoryStore):
+            return self.store.reopened()
+        assert self.directory is not None
+        return DurableStore(self.directory)
+
+    def restart(self, *, clean: bool = True) -> LocalBroker:
+        if clean:
+            self.broker.close()
+            assert self.directory is None or verify(self.directory).problems == []
+        elif self.directory is not None:
+            self.store.close(clean=False)
+        self.store = self._reopened()
+        self.broker = LocalBroker(self.store, upkeep=False)
+        return self.broker
+
+    def kept(self, kind: type[Record]) -> list[Record]:
+        """The records of this class that a restart would find."""
+        self.broker.close()
+        with contextlib.closing(self._reopened()) as other:
+            return [record for record in other.load().records if isinstance(record, kind)]
+
+    def bodies(self, name: str) -> list[bytes]:
+        return bodies(self.broker, name)
+
+
+@pytest.fixture(params=["memory", "durable"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    found = Place(tmp_path / "data" if request.param == "durable" else None)
+    yield found
+    found.broker.close()
 
 
 @pytest.fixture

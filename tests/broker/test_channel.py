@@ -19,6 +19,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
 from tests.make import beneath
 from tests.progress import wait_until
+from tests.reading import unsettled
 
 from .conftest import Node, declared, publish
 
@@ -689,12 +690,8 @@ def test_sealing_keeps_offsets_rows_sequences_and_holes_over_restarts(node: Node
         found = []
         for name in ("a", "b"):
             queue = state.topology.queue(name)
-            for start, end in queue.progress.unsettled_within(0, queue.log.visible_end):
-                found += [
-                    (row.body, row.sequence, row.committed_at)
-                    for offset in range(start, end)
-                    for row in [state.messages.fetch(queue, offset)]
-                ]
+            rows = [state.messages.fetch(queue, offset) for offset in unsettled(queue)]
+            found += [(row.body, row.sequence, row.committed_at) for row in rows]
         return found
 
     before = seen()

@@ -4,9 +4,6 @@ and no less.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pyarrow as pa
 import pytest
 
@@ -14,57 +11,12 @@ from broker_core.broker.broker import BrokerState
 from broker_core.broker.transaction.publish import Publish
 from broker_core.core import errors
 from broker_core.core.change import Change
-from broker_core.core.records import HoleRecord, OutcomeRecord, ProgressRecord, Record, RunRecord
+from broker_core.core.records import HoleRecord, OutcomeRecord, ProgressRecord, RunRecord
 from broker_core.engine import BranchHeader
 from broker_core.message.message import Message
 from broker_core.node.engine import EmbeddedEngine
-from broker_core.node.local import LocalBroker
-from broker_core.store.durable import DurableStore
-from broker_core.store.memory import MemoryStore
-from broker_core.store.port import Store
-from broker_core.store.salvage.verify import verify
+from tests.broker.conftest import Place
 from tests.reading import fetched
-
-
-class Place:
-    """A broker that can be restarted, over one of the two stores."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.store: Store = MemoryStore() if path is None else DurableStore(path)
-        self.broker = LocalBroker(self.store, upkeep=False)
-
-    def restart(self) -> LocalBroker:
-        self.broker.close()
-        if self.path is not None:
-            assert verify(self.path).problems == []
-        self.store = (
-            self.store.reopened() if isinstance(self.store, MemoryStore) else DurableStore(str(self.path))
-        )
-        self.broker = LocalBroker(self.store, upkeep=False)
-        return self.broker
-
-    def kept(self, kind: type[Record]) -> list[Record]:
-        """The records of this class that a restart would find."""
-        self.broker.close()
-        other = self.store.reopened() if isinstance(self.store, MemoryStore) else DurableStore(str(self.path))
-        found = [record for record in other.load().records if isinstance(record, kind)]
-        other.close()
-        return found
-
-    def bodies(self, name: str) -> list[bytes]:
-        queue = self.broker.state.topology.queue(name)
-        spans = queue.progress.unsettled_within(0, queue.log.visible_end)
-        return [
-            fetched(self.broker, queue, offset).body for start, end in spans for offset in range(start, end)
-        ]
-
-
-@pytest.fixture(params=["memory", "durable"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    found = Place(None if request.param == "memory" else tmp_path / "data")
-    yield found
-    found.broker.close()
 
 
 def test_blocks_that_push_each_other_out_of_a_full_queue_leave_nothing_behind(place: Place) -> None:

@@ -18,50 +18,9 @@ from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
 from broker_core.node.channel_commit import SPILL_ROWS
 from broker_core.node.local import LocalBroker
-from broker_core.store.durable import DurableStore
-from broker_core.store.memory import MemoryStore
-from broker_core.store.port import Store
-from tests.reading import fetched
+from tests.reading import fetched, unsettled
 
-from .conftest import Node, declared, publish
-
-
-class Place:
-    """A store that can be opened again: as after a clean end, or as after a kill."""
-
-    def __init__(self, directory: Path | None) -> None:
-        self._directory = directory
-        self._store: Store = self._opened()
-        self.broker = LocalBroker(self._store, upkeep=False)
-
-    def _opened(self) -> Store:
-        return DurableStore(self._directory) if self._directory is not None else MemoryStore()
-
-    def restart(self, *, clean: bool) -> LocalBroker:
-        if clean:
-            self.broker.close()
-        if isinstance(self._store, MemoryStore):
-            self._store = self._store.reopened()
-        else:
-            self._store.close(clean=False)
-            self._store = self._opened()
-        self.broker = LocalBroker(self._store, upkeep=False)
-        return self.broker
-
-    def bodies(self, queue: str) -> list[bytes]:
-        found = self.broker.state.topology.queue(queue)
-        pairs = found.progress.unsettled_within(0, found.log.visible_end)
-        return [
-            fetched(self.broker, found, offset).body for start, end in pairs for offset in range(start, end)
-        ]
-
-
-@pytest.fixture(params=["memory", "durable"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    found = Place(tmp_path / "data" if request.param == "durable" else None)
-    yield found
-    found.broker.close()
-
+from .conftest import Node, Place, declared, publish
 
 VOLATILE = {
     "not durable": {"durable": False},
@@ -182,8 +141,7 @@ def test_no_queue_id_and_no_sequence_is_given_twice_in_random_histories_of_resta
 
 def _rows(broker: LocalBroker) -> Iterator[InboxRow]:
     for queue in broker.state.topology.queues.values():
-        for start, end in queue.progress.unsettled_within(0, queue.log.visible_end):
-            yield from (fetched(broker, queue, offset) for offset in range(start, end))
+        yield from (fetched(broker, queue, offset) for offset in unsettled(queue))
 
 
 def _prepared(broker: LocalBroker, queue: str) -> None:

@@ -61,7 +61,7 @@ from tests.model.naive_broker import (
     delay_ms,
     expiration_ms,
 )
-from tests.reading import NothingCached, fetched, oldest, purgeable
+from tests.reading import NothingCached, fetched, oldest, purgeable, unsettled
 
 DLX = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD}
 QUEUES: dict[str, dict[str, Any]] = {
@@ -251,8 +251,7 @@ class WholeBroker(RuleBasedStateMachine):
                     if offset in queue.ready.unacked or queue.progress.claimed.contains(offset)
                     else "ready",
                 )
-                for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
-                for offset in range(start, end)
+                for offset in unsettled(queue)
             ]
         return {**found, DEAD: sorted(found[DEAD])}
 

@@ -22,7 +22,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage.salvage import SalvageReport, salvage
 from broker_core.store.salvage.verify import verify
-from tests.reading import fetched
+from tests.reading import fetched, unsettled
 
 pytestmark = pytest.mark.slow
 
@@ -93,12 +93,7 @@ def contents(directory: Path) -> Contents:
     broker = LocalBroker(DurableStore(directory), upkeep=False)
     found: Contents = {}
     for queue in broker.state.topology.queues.values():
-        spans = queue.progress.unsettled_within(0, queue.log.visible_end)
-        found[queue.name] = {
-            offset: fetched(broker, queue, offset).body
-            for first, last in spans
-            for offset in range(first, last)
-        }
+        found[queue.name] = {offset: fetched(broker, queue, offset).body for offset in unsettled(queue)}
     broker.close()
     return found
 

@@ -19,7 +19,7 @@ from broker_core.node.vhost_engines import VhostEngines
 from broker_core.store.durable import DurableStore
 from broker_core.store.salvage.salvage import salvage
 from broker_core.store.salvage.verify import verify
-from tests.reading import fetched
+from tests.reading import fetched, unsettled
 from tests.store.test_salvage import claimed_again, flip
 
 SALES = "sales"
@@ -68,11 +68,7 @@ def damaged(filled: Path, tmp_path: Path) -> Path:
 def contents(directory: Path) -> Contents:
     broker = LocalBroker(DurableStore(directory), upkeep=False)
     found = {
-        (vhost, queue.name): {
-            offset: fetched(broker, queue, offset).body
-            for first, last in queue.progress.unsettled_within(0, queue.log.visible_end)
-            for offset in range(first, last)
-        }
+        (vhost, queue.name): {offset: fetched(broker, queue, offset).body for offset in unsettled(queue)}
         for vhost, topology in broker.state.virtual_hosts.by_name.items()
         for queue in topology.queues.values()
     }

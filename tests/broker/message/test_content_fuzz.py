@@ -26,6 +26,7 @@ from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from connector.stream.schema import properties_column
 from tests.broker.conftest import Node
+from tests.reading import unsettled
 
 HISTORIES = 40
 STEPS = 60
@@ -299,11 +300,7 @@ class World:
         assert self.node.broker.committer.failure is None
         for name in (*SOURCES, "dead", "final"):
             queue = state.topology.queue(name)
-            rows = [
-                state.messages.fetch(queue, at)
-                for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
-                for at in range(start, end)
-            ]
+            rows = [state.messages.fetch(queue, at) for at in unsettled(queue)]
             assert len(properties_column(pa.array([row.properties for row in rows], pa.binary()))) == len(
                 rows
             )

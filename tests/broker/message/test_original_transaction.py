@@ -15,6 +15,7 @@ from broker_core.message.properties import Properties
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from tests.broker.conftest import Node, declared, publish
+from tests.reading import unsettled
 
 DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 
@@ -22,11 +23,7 @@ DEAD = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 def headers(node: Node, queue: str = "dead") -> list[dict[str, Any]]:
     state = node.broker.state
     found = state.topology.queue(queue)
-    rows = [
-        state.messages.fetch(found, offset)
-        for start, end in found.progress.unsettled_within(0, found.log.visible_end)
-        for offset in range(start, end)
-    ]
+    rows = [state.messages.fetch(found, offset) for offset in unsettled(found)]
     return [Properties.decode(row.properties).headers for row in rows]
 
 

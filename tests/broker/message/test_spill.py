@@ -22,6 +22,7 @@ from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
 from tests.broker.conftest import Node, declared, publish
 from tests.make import beneath
+from tests.reading import unsettled
 
 TRANSIENT = Properties(delivery_mode=1).encode()
 PERSISTENT = Properties(delivery_mode=2).encode()
@@ -114,11 +115,7 @@ def _seen(node: Node) -> dict[str, object]:
 def _dead_of(node: Node, name: str) -> list[bytes]:
     state = node.broker.state
     queue = state.topology.queue("dead")
-    rows = [
-        state.messages.fetch(queue, offset)
-        for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
-        for offset in range(start, end)
-    ]
+    rows = [state.messages.fetch(queue, offset) for offset in unsettled(queue)]
     return [
         row.body for row in rows if Properties.decode(row.properties).headers["x-first-death-queue"] == name
     ]

@@ -18,25 +18,9 @@ from broker_core.message.message import Message
 from broker_core.node import committer
 from broker_core.node.local import LocalBroker
 from broker_core.store.memory import MemoryStore
+from tests.make import GatedStore
 from tests.progress import wait_until
 from tests.reading import fetched
-
-
-class GatedStore(MemoryStore):
-    """A disk that is slow: a commit waits at the gate, so that others queue up behind it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Event()
-        self.groups: list[int] = []
-
-    def commit(self, changes: Sequence[Change]) -> None:
-        self.entered.set()
-        assert self.gate.wait(600)
-        self.groups.append(len(changes))
-        super().commit(changes)
 
 
 def remember(name: str) -> Callable[[BrokerState, Change, int], str]:

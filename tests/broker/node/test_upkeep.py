@@ -20,7 +20,7 @@ from broker_core.core.records import NEVER
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.node.local import LocalBroker
 from broker_core.store.durable import DurableStore
-from tests.reading import fetched
+from tests.reading import bodies
 
 BODY = b"x" * 1000
 
@@ -39,15 +39,6 @@ def opened(directory: Path, *, roll_bytes: int | None = None) -> LocalBroker:
 def crash(broker: LocalBroker) -> None:
     broker.committer.stop(errors.StoreFailed("crash"))
     broker.close()
-
-
-def bodies(broker: LocalBroker, name: str) -> list[bytes]:
-    queue = broker.state.topology.queue(name)
-    return [
-        fetched(broker, queue, offset).body
-        for start, end in queue.progress.unsettled_within(0, queue.log.visible_end)
-        for offset in range(start, end)
-    ]
 
 
 def size_bytes(directory: Path) -> int:

@@ -9,19 +9,18 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pamqp import base, commands
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue, Tx
 
-from broker_core.core.change import Change
 from broker_core.node.local import LocalBroker
 from broker_core.server.amqp.server import AmqpServer
-from broker_core.store.memory import MemoryStore
 from tests.amqp_peer import Closed, Peer, content, encoded
 from tests.amqp_server import AmqpServed, serving
+from tests.make import GatedStore
 from tests.progress import wait_until
 
 ROWS = 20_000
@@ -235,25 +234,11 @@ def test_an_amqp_consumer_is_told_when_a_client_of_the_other_listener_deletes_it
         assert peer.expect(Basic.Cancel, 1).consumer_tag == "c"
 
 
-class SlowStore(MemoryStore):
-    """A commit waits at the gate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.entered = threading.Event(), threading.Event()
-        self.gate.set()
-
-    def commit(self, changes: Sequence[Change]) -> None:
-        self.entered.set()
-        assert self.gate.wait(600)
-        super().commit(changes)
-
-
 def test_a_connection_that_is_lost_while_its_commit_waits_for_another_thread_loses_nothing_of_it() -> None:
     """What is in a segment already is forgotten when a channel ends with an open transaction, but not with
     one that is on its way.
     """
-    store = SlowStore()
+    store = GatedStore()
     local = LocalBroker(store, upkeep=False)
     server = AmqpServer(local, ["127.0.0.1:0"])
     server.start()
@@ -293,7 +278,7 @@ def test_a_publisher_is_not_read_without_end_while_another_threads_commit_takes_
     transactional: bool,
 ) -> None:
     """What has been read waits in memory: so the client has to wait, and nothing of it is lost."""
-    store = SlowStore()
+    store = GatedStore()
     local = LocalBroker(store, upkeep=False)
     server = AmqpServer(local, ["127.0.0.1:0"])
     server.start()

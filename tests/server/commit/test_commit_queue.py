@@ -22,27 +22,7 @@ from broker_core.node import committer
 from broker_core.node.loaded_blocks import LoadedBlocks
 from broker_core.node.local import LocalBroker
 from broker_core.server.commit_queue import CommitQueue
-from broker_core.store.memory import MemoryStore
-
-
-class SlowStore(MemoryStore):
-    """A commit waits at the gate."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Event()
-        self.groups: list[int] = []
-        self.broken = False
-
-    def commit(self, changes) -> None:
-        self.entered.set()
-        assert self.gate.wait(600)
-        if self.broken:
-            raise OSError(5, "Input/output error")
-        self.groups.append(len(changes))
-        super().commit(changes)
+from tests.make import GatedStore
 
 
 def remember(name: str) -> Callable[[BrokerState, Change, int], str]:
@@ -58,8 +38,8 @@ def remember(name: str) -> Callable[[BrokerState, Change, int], str]:
 
 
 @pytest.fixture
-def store() -> SlowStore:
-    return SlowStore()
+def store() -> GatedStore:
+    return GatedStore()
 
 
 @pytest.fixture(params=[committer.PLAN_S, 0.0], ids=["enough time", "a work a group"])
@@ -69,7 +49,7 @@ def plan_s(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> f
 
 
 @pytest.fixture
-def broker(store: SlowStore, plan_s: float) -> Iterator[LocalBroker]:
+def broker(store: GatedStore, plan_s: float) -> Iterator[LocalBroker]:
     broker = LocalBroker(store, upkeep=False)
     yield broker
     broker.close()
@@ -94,7 +74,7 @@ def test_what_is_submitted_in_one_tick_is_one_group_commit_answered_in_order(sto
     assert store.groups == ([3] if plan_s else [1, 1, 1])  # the refused one wrote nothing
 
 
-async def hanging(store: SlowStore, commit: Callable[[], object]) -> threading.Thread:
+async def hanging(store: GatedStore, commit: Callable[[], object]) -> threading.Thread:
     """A thread that hangs in the disk with its ``commit``, until ``store.gate`` opens."""
     store.gate.clear()
     store.entered.clear()
