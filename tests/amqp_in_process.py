@@ -4,30 +4,57 @@ one.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from broker_core.core import failpoint
 from broker_core.node.local import LocalBroker
+from broker_core.server.access.logins import Logins
 from broker_core.server.amqp.handlers.handler import Handler
+from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
 from broker_core.store.memory import MemoryStore
 from tests.amqp_peer import Peer
+
+T = TypeVar("T")
 
 
 class Served:
     """An AMQP server in this process, over a broker that keeps nothing."""
 
-    def __init__(self, *handlers: Handler, store: MemoryStore | None = None) -> None:
+    def __init__(
+        self,
+        *handlers: Handler,
+        store: MemoryStore | None = None,
+        options: AmqpOptions | None = None,
+        listeners: Sequence[str] = ("127.0.0.1:0",),
+        directory: str = "",
+        users: dict[str, str] | None = None,
+    ) -> None:
         self.broker = LocalBroker(store or MemoryStore())
-        self.server = AmqpServer(self.broker, ["127.0.0.1:0"], handlers=handlers)
+        logins = Logins(self.broker.state.users, file_users=users)
+        more = {"options": options, "handlers": handlers, "logins": logins, "directory": directory}
+        self.server = AmqpServer(self.broker, listeners, **more)
         self.server.start()
 
     @property
     def url(self) -> str:
         return f"amqp://guest:guest@{self.server.addresses[0]}/"
+
+    @property
+    def port(self) -> int:
+        return int(self.server.addresses[0].rpartition(":")[2])
+
+    def in_loop(self, function: Callable[[], T]) -> T:
+        """What a program beside the loop does to reach a connection."""
+
+        async def run() -> T:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.server.loop).result(600)
 
     def counts(self) -> dict[str, int]:
         return {queue.name: queue.messages for queue in self.broker.queues()}
@@ -39,8 +66,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(*handlers: Handler, store: MemoryStore | None = None) -> Iterator[Served]:
-    with contextlib.closing(Served(*handlers, store=store)) as served:
+def serving(*handlers: Handler, **more: Any) -> Iterator[Served]:
+    with contextlib.closing(Served(*handlers, **more)) as served:
         yield served
 
 
@@ -75,12 +102,8 @@ def ended(served: Served, *but: Peer) -> None:
     """
     server = served.server
 
-    def look(found: Future[bool]) -> None:
-        found.set_result(len(server.connections) <= len(but) and server.commits.idle and server.turns.idle)
+    def look() -> bool:
+        return len(server.connections) <= len(but) and server.commits.idle and server.turns.idle
 
-    while True:
-        found: Future[bool] = Future()
-        server.loop.call_soon_threadsafe(look, found)
-        if found.result(600):
-            return
+    while not served.in_loop(look):
         threading.Event().wait(0.005)

@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pika
@@ -24,95 +24,36 @@ from broker_core import __version__
 from broker_core.core.errors import OptionError
 from broker_core.launcher import Broker
 from broker_core.node.local import LocalBroker
-from broker_core.server.access.logins import Logins
 from broker_core.server.alarm import AlarmLimits
 from broker_core.server.amqp import ports
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.server import AmqpServer
 from broker_core.store.memory import MemoryStore
+from tests.amqp_in_process import Served, serving
 from tests.amqp_peer import HEADER, AnyFrame, Closed, Peer, content, encoded, peer
+from tests.make import GatedStore
 from tests.progress import wait_until
 
 MiB = 1024 * 1024
 LOOPBACK = "127.0.0.1:0"
 
 
-class CountingStore(MemoryStore):
-    commits = 0
-
-    def commit(self, changes) -> None:
-        self.commits += 1
-        super().commit(changes)
-
-
-class Served:
-    """An AMQP server in this process, over a broker that keeps nothing."""
-
-    def __init__(
-        self,
-        options: AmqpOptions | None = None,
-        *listeners: str,
-        directory: str = "",
-        users: dict[str, str] | None = None,
-    ) -> None:
-        self.store = CountingStore()
-        self.broker = LocalBroker(self.store)
-        logins = Logins(self.broker.state.users, file_users=users)
-        self.server = AmqpServer(
-            self.broker, listeners or (LOOPBACK,), options=options, logins=logins, directory=directory
-        )
-
-    @property
-    def url(self) -> str:
-        return f"amqp://guest:guest@{self.server.addresses[0]}/"
-
-    @property
-    def port(self) -> int:
-        return int(self.server.addresses[0].rpartition(":")[2])
-
-    def in_loop(self, what: Callable[[], object]) -> object:
-        """The answer of ``what``, which is called in the thread of the loop."""
-        answers: list[object] = []
-        done = threading.Event()
-
-        def run() -> None:
-            answers.append(what())
-            done.set()
-
-        self.server.loop.call_soon_threadsafe(run)
-        assert done.wait(600)
-        return answers[0]
-
-    def unsent_bytes(self) -> int:
-        """Of the connection that has most."""
-        found = self.in_loop(
-            lambda: [
-                each._transport.get_write_buffer_size() + each.protocol.out.size
-                for each in self.server.connections
-            ]
-        )
-        return max(found)
-
-
-@contextlib.contextmanager
-def served(
-    options: AmqpOptions | None = None,
-    *listeners: str,
-    directory: str = "",
-    users: dict[str, str] | None = None,
-) -> Iterator[Served]:
-    made = Served(options, *listeners, directory=directory, users=users)
-    try:
-        made.server.start()
-        yield made
-    finally:
-        made.server.stop()
-        made.broker.close()
+def unsent_bytes(served: Served) -> int:
+    """Of the connection that has most."""
+    connections = served.server.connections
+    return served.in_loop(
+        lambda: max(each._transport.get_write_buffer_size() + each.protocol.out.size for each in connections)
+    )
 
 
 @pytest.fixture
-def broker() -> Iterator[Served]:
-    with served() as made:
+def store() -> GatedStore:
+    return GatedStore()
+
+
+@pytest.fixture
+def broker(store: GatedStore) -> Iterator[Served]:
+    with serving(store=store) as made:
         yield made
 
 
@@ -139,14 +80,14 @@ def blocking(broker: Served, **more: object) -> pika.BlockingConnection:
     ids=["nothing", "half a header", "a header", "half a frame"],
 )
 def test_a_client_that_falls_silent_in_the_handshake_is_closed(said: bytes) -> None:
-    with served(AmqpOptions(handshake_timeout_s=0.3)) as broker, Peer(broker.url) as client:
+    with serving(options=AmqpOptions(handshake_timeout_s=0.3)) as broker, Peer(broker.url) as client:
         client.write(said)
         remaining(client)
         wait_until(lambda: not broker.server.connections)
 
 
 def test_an_open_connection_outlives_the_time_limit_of_the_handshake() -> None:
-    with served(AmqpOptions(handshake_timeout_s=0.5)) as broker, peer(broker.url, 1) as client:
+    with serving(options=AmqpOptions(handshake_timeout_s=0.5)) as broker, peer(broker.url, 1) as client:
         with pytest.raises(TimeoutError):
             client.receive(2.0)
         client.call(1, c.Queue.Declare(queue="q", exclusive=True), c.Queue.DeclareOk)
@@ -210,11 +151,11 @@ def test_guest_comes_in_from_loopback_only_and_other_users_from_anywhere() -> No
     address = _address_of_this_host()
     if address is None:
         pytest.skip("this host has no address but loopback")
-    with served(None, "0.0.0.0:0") as broker:
+    with serving(listeners=("0.0.0.0:0",)) as broker:
         assert _refused(f"amqp://guest:guest@{address}:{broker.port}")
         with peer(f"amqp://guest:guest@127.0.0.1:{broker.port}", 1):
             pass
-    with served(None, "0.0.0.0:0", users={"ann": "secret"}) as broker:
+    with serving(listeners=("0.0.0.0:0",), users={"ann": "secret"}) as broker:
         assert _refused(f"amqp://guest:guest@127.0.0.1:{broker.port}")
         with peer(f"amqp://ann:secret@{address}:{broker.port}", 1):
             pass
@@ -306,7 +247,9 @@ def test_a_connection_per_message_loses_none_and_leaves_none_open(broker: Served
 
 
 @pytest.mark.parametrize("connections", [1, 32])
-def test_all_that_arrives_in_one_tick_is_one_group_commit(broker: Served, connections: int) -> None:
+def test_all_that_arrives_in_one_tick_is_one_group_commit(
+    broker: Served, store: GatedStore, connections: int
+) -> None:
     with contextlib.ExitStack() as open_ones:
         peers = [
             open_ones.enter_context(peer(broker.url, *range(1, 32 // connections + 1)))
@@ -327,11 +270,11 @@ def test_all_that_arrives_in_one_tick_is_one_group_commit(broker: Served, connec
                 if other is each
             ]
             each.write(b"".join(part for parts in asked for part in parts))
-        before = broker.store.commits
+        before = len(store.groups)
         held.set()
         for each, number in channels:
             assert isinstance(each.expect(c.Tx.CommitOk), c.Tx.CommitOk), number
-        assert broker.store.commits == before + 1
+        assert len(store.groups) == before + 1
 
 
 def test_everything_asked_for_before_close_is_done_and_answered_in_order(broker: Served) -> None:
@@ -389,7 +332,7 @@ def test_a_consumer_that_does_not_read_fills_no_memory_holds_up_nobody_and_gets_
         channel.confirm_delivery()
         for number in range(count):
             channel.basic_publish("", "slow", number.to_bytes(4, "big") * (MiB // 4))
-            assert broker.unsent_bytes() < ports.HIGH_BYTES + 2 * MiB
+            assert unsent_bytes(broker) < ports.HIGH_BYTES + 2 * MiB
             channel.basic_publish("", "quick", b"x")
             assert channel.basic_get("quick", auto_ack=True)[2] == b"x"
         assert channel.queue_declare("slow", passive=True).method.message_count > count // 2
@@ -407,10 +350,10 @@ def test_a_consumer_that_starts_on_a_connection_that_is_not_read_waits_for_it(br
                 channel.basic_publish("", queue, b"x" * MiB)
         wait_until(lambda: channel.queue_declare("second", passive=True).method.message_count == 24)
         slow.send(1, c.Basic.Consume(queue="first", consumer_tag="first", no_ack=True))
-        wait_until(lambda: broker.unsent_bytes() > ports.HIGH_BYTES)
+        wait_until(lambda: unsent_bytes(broker) > ports.HIGH_BYTES)
         slow.send(2, c.Basic.Consume(queue="second", consumer_tag="second", no_ack=True))
         wait_until(lambda: channel.queue_declare("second", passive=True).method.consumer_count == 1)
-        assert broker.unsent_bytes() < ports.HIGH_BYTES + 2 * MiB
+        assert unsent_bytes(broker) < ports.HIGH_BYTES + 2 * MiB
         tags = []
         while len(tags) < 48:
             number, frame = slow.receive()
@@ -430,8 +373,8 @@ def test_replies_that_nobody_reads_stop_the_reading_of_commands(broker: Served) 
             channel.basic_publish("", "q", number.to_bytes(4, "big") * (MiB // 4))
         for _ in range(count):
             greedy.send(1, c.Basic.Get(queue="q", no_ack=True))
-        wait_until(lambda: broker.unsent_bytes() > ports.HARD_BYTES)
-        assert broker.unsent_bytes() < ports.HARD_BYTES + 3 * MiB
+        wait_until(lambda: unsent_bytes(broker) > ports.HARD_BYTES)
+        assert unsent_bytes(broker) < ports.HARD_BYTES + 3 * MiB
         assert channel.queue_declare("q", passive=True).method.message_count > count // 2
         for number in range(count):
             greedy.expect(c.Basic.GetOk)
@@ -444,7 +387,7 @@ def test_replies_that_nobody_reads_stop_the_reading_of_commands(broker: Served) 
 def test_publishers_are_blocked_while_memory_is_low_and_consumers_are_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with served(AmqpOptions(alarms=AlarmLimits(memory_bytes=8 * MiB))) as broker:
+    with serving(options=AmqpOptions(alarms=AlarmLimits(memory_bytes=8 * MiB))) as broker:
         with peer(broker.url, 1) as publisher, peer(broker.url, 1) as consumer:
             consumer.call(1, c.Queue.Declare(queue="q"), c.Queue.DeclareOk)
             for _ in range(12):
@@ -473,7 +416,9 @@ def test_publishers_are_blocked_while_memory_is_low_and_consumers_are_not(
 def test_a_publisher_that_does_not_understand_blocked_only_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with served(AmqpOptions(alarms=AlarmLimits(disk_free_bytes=1 << 62)), directory=str(tmp_path)) as broker:
+    with serving(
+        options=AmqpOptions(alarms=AlarmLimits(disk_free_bytes=1 << 62)), directory=str(tmp_path)
+    ) as broker:
         wait_until(lambda: broker.server.alarm == "low on disk")
         assert f"MiB free on the disk of {tmp_path}, the limit is " in caplog.text
         with Peer(broker.url) as client:
@@ -589,7 +534,7 @@ def test_a_client_that_broke_the_protocol_and_answers_close_is_let_go_at_once() 
         listeners = [each.protocol._listener for each in broker.server.connections]
         return [each._recent[-5:] for each in listeners if each is not None]
 
-    with served(AmqpOptions(close_timeout_s=60)) as broker, peer(broker.url, 1) as client:
+    with serving(options=AmqpOptions(close_timeout_s=60)) as broker, peer(broker.url, 1) as client:
         client.write(b"\xff" * 100)
         assert client.expect(c.Connection.Close, 0).reply_code == 501
         answer = encoded(0, c.Connection.CloseOk())
@@ -600,7 +545,7 @@ def test_a_client_that_broke_the_protocol_and_answers_close_is_let_go_at_once() 
 
 
 def test_a_client_that_never_answers_close_is_cut_off() -> None:
-    with served(AmqpOptions(close_timeout_s=0.3)) as broker, peer(broker.url, 1) as client:
+    with serving(options=AmqpOptions(close_timeout_s=0.3)) as broker, peer(broker.url, 1) as client:
         client.send(1, c.Channel.Open())
         assert client.expect(c.Connection.Close, 0).reply_code == 504
         remaining(client)
@@ -610,7 +555,7 @@ def test_a_client_that_never_answers_close_is_cut_off() -> None:
 
 
 def test_stop_says_why_to_every_client_and_frees_the_port() -> None:
-    with served() as broker, peer(broker.url, 1) as answering, peer(broker.url, 1) as silent:
+    with serving() as broker, peer(broker.url, 1) as answering, peer(broker.url, 1) as silent:
         port = broker.port
         stopping = threading.Thread(target=broker.server.stop)
         stopping.start()
@@ -621,7 +566,7 @@ def test_stop_says_why_to_every_client_and_frees_the_port() -> None:
         remaining(silent)
         stopping.join(600)
         assert not stopping.is_alive()
-    with served(None, f"127.0.0.1:{port}") as again, peer(again.url, 1):
+    with serving(listeners=(f"127.0.0.1:{port}",)) as again, peer(again.url, 1):
         pass
 
 
@@ -662,7 +607,12 @@ def test_an_address_that_is_taken_is_named_and_nothing_stays_open() -> None:
 def test_it_listens_on_several_addresses_ipv6_too() -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("this host has no IPv6")
-    with served(None, LOOPBACK, "[::1]:0") as broker:
+    with serving(
+        listeners=(
+            LOOPBACK,
+            "[::1]:0",
+        )
+    ) as broker:
         assert [address.rpartition(":")[0] for address in broker.server.addresses] == ["127.0.0.1", "[::1]"]
         for address in broker.server.addresses:
             with peer(f"amqp://guest:guest@{address}", 1):
@@ -670,7 +620,7 @@ def test_it_listens_on_several_addresses_ipv6_too() -> None:
 
 
 def test_idle_time_counts_from_the_last_connection() -> None:
-    with served() as broker:
+    with serving() as broker:
         with peer(broker.url):
             assert broker.server.idle_s() == 0
         wait_until(lambda: 0 < broker.server.idle_s() < 5)

@@ -6,8 +6,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -58,19 +57,10 @@ class Recorder(Handler):
         return command
 
 
-def in_loop(served: Served, function: Callable[[], T]) -> T:
-    """What a program beside the loop does to reach a connection."""
-    found: Future[T] = Future()
-    served.server.loop.call_soon_threadsafe(lambda: found.set_result(function()))
-    return found.result(600)
-
-
 def connection_of(served: Served, client: Peer) -> Any:
     """The broker's side of ``client``."""
     port = client.socket.getsockname()[1]
-    found = in_loop(
-        served, lambda: [each for each in served.server.connections if f":{port} ->" in each.name]
-    )
+    found = served.in_loop(lambda: [each for each in served.server.connections if f":{port} ->" in each.name])
     assert len(found) == 1
     return found[0]
 
@@ -93,8 +83,8 @@ def test_a_handler_sees_one_connection_from_when_it_is_added_until_it_is_removed
         consume(client, "q")
         consume(other, "other")
         connection = connection_of(served, client)
-        in_loop(served, lambda: connection.add_handler(recorder))
-        in_loop(served, lambda: connection.add_handler(recorder))  # it is there already
+        served.in_loop(lambda: connection.add_handler(recorder))
+        served.in_loop(lambda: connection.add_handler(recorder))  # it is there already
         round_trip(other, "other")
         round_trip(client, "q")
         assert recorder.seen == [
@@ -104,11 +94,11 @@ def test_a_handler_sees_one_connection_from_when_it_is_added_until_it_is_removed
             ("session_out q", "basic.deliver"),  # also of a consumer that was there before
         ]
         assert recorder.connection is connection
-        in_loop(served, lambda: connection.remove_handler(recorder))
+        served.in_loop(lambda: connection.remove_handler(recorder))
         round_trip(client, "q")
         round_trip(other, "other")
         assert len(recorder.seen) == 4
-        in_loop(served, lambda: connection.add_handler(recorder))
+        served.in_loop(lambda: connection.add_handler(recorder))
         round_trip(client, "q")
         assert len(recorder.seen) == 8
         with peer(served.url, 1) as later:
@@ -123,7 +113,7 @@ def test_one_that_is_there_for_all_is_removed_for_one_connection_alone() -> None
         for each, queue in ((client, "q"), (other, "other")):
             consume(each, queue)
         connection = connection_of(served, client)
-        in_loop(served, lambda: connection.remove_handler(recorder))
+        served.in_loop(lambda: connection.remove_handler(recorder))
         before = len(recorder.seen)
         round_trip(client, "q")
         assert len(recorder.seen) == before
@@ -163,7 +153,7 @@ def test_a_handler_may_remove_itself_and_the_others_go_on(point: str) -> None:
         consume(client, "q")
         connection = connection_of(served, client)
         for each in (once, recorder):
-            in_loop(served, lambda each=each: connection.add_handler(each))  # type: ignore[misc]
+            served.in_loop(lambda each=each: connection.add_handler(each))  # type: ignore[misc]
         for _ in range(3):
             round_trip(client, "q")
     assert once.calls == 1
@@ -182,13 +172,13 @@ def test_a_removed_handler_leaves_neither_data_nor_a_pause() -> None:
     pausing = Pausing()
     with serving() as served, peer(served.url, 1) as client:
         connection = connection_of(served, client)
-        in_loop(served, lambda: connection.add_handler(pausing))
+        served.in_loop(lambda: connection.add_handler(pausing))
         client.call(1, c.Queue.Declare(queue="q", exclusive=True), c.Queue.DeclareOk)
         client.send(1, c.Basic.Qos(prefetch_count=1))
-        assert in_loop(served, lambda: connection.attached) == {pausing: "data"}
-        in_loop(served, lambda: connection.remove_handler(pausing))
+        assert served.in_loop(lambda: connection.attached) == {pausing: "data"}
+        served.in_loop(lambda: connection.remove_handler(pausing))
         client.expect(c.Basic.QosOk, 1)
-        assert in_loop(served, lambda: connection.attached) == {}
+        assert served.in_loop(lambda: connection.attached) == {}
 
 
 def test_who_keeps_a_connection_that_is_gone_does_no_harm_with_it() -> None:
@@ -196,7 +186,7 @@ def test_who_keeps_a_connection_that_is_gone_does_no_harm_with_it() -> None:
     with serving(recorder) as served:
         with peer(served.url, 1) as client:
             consume(client, "q")
-            session = in_loop(served, lambda: recorder.connection.sessions.by_number[1])  # type: ignore[union-attr]
+            session = served.in_loop(lambda: recorder.connection.sessions.by_number[1])  # type: ignore[union-attr]
         ended(served)
         connection = recorder.connection
         assert connection is not None
@@ -212,7 +202,7 @@ def test_who_keeps_a_connection_that_is_gone_does_no_harm_with_it() -> None:
             connection.remove_handler(recorder)
             connection.resume(recorder)
 
-        in_loop(served, use)
+        served.in_loop(use)
         with peer(served.url, 1) as later:
             consume(later, "q2")
             round_trip(later, "q2")
@@ -235,7 +225,7 @@ def test_what_a_handler_gathers_and_fails_to_hand_over_keeps_no_confirm_back() -
             each.call(1, c.Confirm.Select(), c.Confirm.SelectOk)
         connection = connection_of(served, client)
         gathering = Gathering()
-        in_loop(served, lambda: connection.add_handler(gathering))
+        served.in_loop(lambda: connection.add_handler(gathering))
         for each in (client, other):
             each.publish(1, "", "nowhere", b"x")
             assert each.expect(c.Basic.Ack, 1).delivery_tag == 1
@@ -361,7 +351,7 @@ def test_a_connection_with_a_handler_of_its_own_is_freed_without_the_collector(n
         with peer(served.url, 1) as client:
             consume(client, "q")
             gone = weakref.ref(connection_of(served, client))
-            in_loop(served, lambda: gone().add_handler(Once("")))  # type: ignore[union-attr]
+            served.in_loop(lambda: gone().add_handler(Once("")))  # type: ignore[union-attr]
             client.publish(1, "", "q", bytes(200_000))
             client.expect(c.Basic.Deliver, 1)
         ended(served)

@@ -11,7 +11,6 @@ import gc
 import threading
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -42,12 +41,6 @@ BYTES = 48 * 1024  # of each flooding connection, that have come at once
 def served() -> Iterator[Served]:
     with serving() as found:
         yield found
-
-
-def in_loop(served: Served, look: object) -> object:
-    found: Future[object] = Future()
-    served.server.loop.call_soon_threadsafe(lambda: found.set_result(look()))  # type: ignore[operator]
-    return found.result(600)
 
 
 def flooding(served: Served, flood: Flood, bytes_: int = BYTES) -> Peer:
@@ -110,7 +103,7 @@ def test_what_no_honest_client_sends_is_refused_with_its_reason(name: str, cut: 
                 client.socket.setblocking(True)
                 with contextlib.suppress(OSError):
                     client.socket.sendall(piece)
-            if in_loop(served, lambda: any(each.protocol.closing for each in served.server.connections)):
+            if served.in_loop(lambda: any(each.protocol.closing for each in served.server.connections)):
                 break
         while not isinstance(frame := client.receive()[1], commands.Connection.Close):
             pass
@@ -478,8 +471,7 @@ def test_a_client_without_a_login_that_was_refused_is_read_no_further(name: str,
                 client.write(data[at : at + len(data)] if whole else data[at : at + 1])
 
             def refused() -> Any:
-                return in_loop(
-                    served,
+                return served.in_loop(
                     lambda: [each for each in served.server.connections if each.protocol.closing],
                 )
 
