@@ -25,24 +25,10 @@ class NotReady(AssertionError):
     """The broker ended before it served."""
 
 
-class AmqpServed:
-    """A broker on ``directory``. ``failpoints`` are of the next start only; ``args`` are of every start."""
+class Process:
+    """A broker that is a process, once a subclass has started it."""
 
-    def __init__(self, directory: Path, *args: str) -> None:
-        self.directory, self.args = directory, args
-        self.host = "127.0.0.1"
-        self.port, self.flight_port = free_ports(2)
-        self.process: Forked | None = None
-
-    @property
-    def url(self) -> str:
-        """For ``BrokerClient`` and ``txmq --url``."""
-        return f"txmq://{self.host}:{self.flight_port}"
-
-    @property
-    def amqp_url(self) -> str:
-        """For AMQP clients."""
-        return f"amqp://guest:guest@{self.host}:{self.port}/%2F"
+    process: Forked | None = None
 
     @property
     def pid(self) -> int:
@@ -53,18 +39,11 @@ class AmqpServed:
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def start(self, failpoints: str = "") -> AmqpServed:
+    def run(self, command: list[str], failpoints: str) -> list[str]:
+        """Starts it; the words that it says when it is ready."""
         assert self.process is None, "the broker runs already"
-        listen = ["--listen", f"{self.host}:{self.flight_port}", "--amqp", f"{self.host}:{self.port}"]
-        command = ["serve", "--data", str(self.directory), *listen, *self.args]
         self.process = Forked("txmq", command, {**os.environ, "TXMQ_FAILPOINTS": failpoints})
-        ready = self.process.stdout.readline().split()
-        if len(ready) != 3 or ready[0] != "ready":
-            self.kill()
-            raise NotReady(
-                f"the broker did not say `ready txmq://HOST:PORT amqp://HOST:PORT` but {' '.join(ready)!r}"
-            )
-        return self
+        return self.process.stdout.readline().split()
 
     def kill(self) -> int:
         """SIGKILL; the exit code (negative: the signal that ended it, perhaps an earlier one)."""
@@ -89,8 +68,40 @@ class AmqpServed:
             process.wait()
             raise
         finally:
+            left = process.stdout.read()
             process.stdout.close()
+        assert left == "", "it still wrote to its output"
         return code
+
+
+class AmqpServed(Process):
+    """A broker on ``directory``. ``failpoints`` are of the next start only; ``args`` are of every start."""
+
+    def __init__(self, directory: Path, *args: str) -> None:
+        self.directory, self.args = directory, args
+        self.host = "127.0.0.1"
+        self.port, self.flight_port = free_ports(2)
+
+    @property
+    def url(self) -> str:
+        """For ``BrokerClient`` and ``txmq --url``."""
+        return f"txmq://{self.host}:{self.flight_port}"
+
+    @property
+    def amqp_url(self) -> str:
+        """For AMQP clients."""
+        return f"amqp://guest:guest@{self.host}:{self.port}/%2F"
+
+    def start(self, failpoints: str = "") -> AmqpServed:
+        listen = ["--listen", f"{self.host}:{self.flight_port}", "--amqp", f"{self.host}:{self.port}"]
+        command = ["serve", "--data", str(self.directory), *listen, *self.args]
+        ready = self.run(command, failpoints)
+        if len(ready) != 3 or ready[0] != "ready":
+            self.kill()
+            raise NotReady(
+                f"the broker did not say `ready txmq://HOST:PORT amqp://HOST:PORT` but {' '.join(ready)!r}"
+            )
+        return self
 
     def restart(self, failpoints: str = "") -> AmqpServed:
         """SIGKILL where it still runs, then a start on the same directory and ports."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 from broker_core.client.broker import BrokerClient
 from broker_core.core import endpoint
 from broker_core.engine import START, BranchHeader, Limit, Origin, ReadTicket, Vector
-from tests.forked import Forked
+from tests.amqp_server import Process
 from tests.progress import GUARD_S
 
 
@@ -29,65 +28,31 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
-class Served:
+class Served(Process):
     """``txmq serve`` on a directory. ``failpoints`` are of the next start only."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.port = 0
         self.amqp_urls: list[str] = []
-        self._process: Forked | None = None
 
     @property
     def url(self) -> str:
         return f"txmq://127.0.0.1:{self.port}"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     def start(self, failpoints: str = "", *more: str) -> Served:
-        command = [
-            "serve",
-            "--data",
-            str(self.directory),
-            "--listen",
-            f"127.0.0.1:{self.port}",
-            "--amqp",
-            "none",
-            *more,
-        ]
-        self._process = Forked("txmq", command, {**os.environ, "TXMQ_FAILPOINTS": failpoints})
-        ready = self._process.stdout.readline()
-        assert ready.startswith(("ready txmq://127.0.0.1:", "ready txmqs://127.0.0.1:")), ready
-        flight, *self.amqp_urls = ready.split()[1:]
+        listen = ["--listen", f"127.0.0.1:{self.port}", "--amqp", "none"]
+        words = self.run(["serve", "--data", str(self.directory), *listen, *more], failpoints)
+        assert words[:1] == ["ready"] and words[1].startswith(("txmq://127.0.0.1:", "txmqs://127.0.0.1:")), (
+            words
+        )
+        _, flight, *self.amqp_urls = words
         self.port = int(flight.rpartition(":")[2])
         return self
 
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self.wait()
-
-    def terminate(self) -> int:
-        assert self._process is not None
-        self._process.terminate()
-        return self.wait()
-
-    def wait(self) -> int:
-        """The exit code, once it has ended; what it still wrote to its output is an error."""
-        assert self._process is not None
-        code = self._process.wait(GUARD_S)
-        with self._process.stdout as output:
-            assert output.read() == ""
-        self._process = None
-        return code
-
     def end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self.wait()
+        if self.process is not None:
+            self.kill()
 
 
 @pytest.fixture
