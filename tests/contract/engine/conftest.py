@@ -10,7 +10,11 @@ from tests.contract.engine.bench import EngineBench
 from tests.engine.bench import Bench
 from tests.kafka.bench.engine_bench import KafkaBench
 
-BENCHES: dict[str, Callable[[], EngineBench]] = {"embedded": Bench, "kafka": KafkaBench}
+BENCHES: dict[str, Callable[[], EngineBench]] = {
+    "embedded": Bench,
+    "kafka": KafkaBench,
+    "kafka-tv1": lambda: KafkaBench(transaction_version=1),
+}
 
 
 @pytest.fixture(params=list(BENCHES))

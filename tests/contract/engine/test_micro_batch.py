@@ -50,7 +50,7 @@ def test_c1_a_decided_batch_answers_already_with_its_entry(bench: Bench) -> None
     entry = bench.run("q", 0, {"in": START}, bench.claim(), b"x")
     bench.crash()
     opened = bench.engine.open_batch(APP, "q", 0, "fail")
-    assert opened.already and opened.entry == entry and opened.sequence == 1
+    assert opened.already and opened.entry == entry and (opened.sequence, opened.token) == (1, "")
 
 
 def test_c4_a_replay_commits_without_a_token_and_gets_the_entry(bench: Bench) -> None:
@@ -334,8 +334,12 @@ def test_c4_of_two_attempts_the_first_decides_and_the_second_answers_already(ben
 
 def test_c4_a_commit_out_of_order_is_refused(bench: Bench) -> None:
     opened = bench.engine.open_batch(APP, "q", 0, "fail")
-    with pytest.raises(BatchGap):
+    with pytest.raises(BatchGap, match="expects batch 0"):
         bench.engine.commit_batch(APP, "q", 1, opened.token, [])
+    with pytest.raises(CheckpointMismatch, match="belongs to query q"):
+        bench.engine.commit_batch(APP, "q2", 0, opened.token, [])
+    bench.crash()
+    assert bench.engine.last_entry(APP) is None
 
 
 @pytest.mark.parametrize("damage", ["missing", "rows", "checksum"])
@@ -556,8 +560,9 @@ def test_a_batch_write_is_one_transaction_and_idempotent(bench: Bench) -> None:
     bench.crash()
     assert bench.engine.commit_branches("t", staged) == 2
     assert bench.visible() == [b"x", b"y"]
-    with pytest.raises(BatchDecided):
+    with pytest.raises(BatchDecided, match="batch write t"):
         bench.engine.rollback_batch("t")
+    assert bench.engine.commit_branches("empty", []) == 0
 
 
 def test_a_token_that_nobody_has_used_yet_is_not_taken_by_a_rollback(bench: Bench) -> None:

@@ -21,8 +21,8 @@ class KafkaBench(EngineBench):
     # a topic has any number of apps and keeps acked records for its retention; a late task stages
     lacks = frozenset({"exclusive_claims", "deletes_acked", "refuses_late_tasks"})
 
-    def __init__(self) -> None:
-        self.kafka = FakeKafka()
+    def __init__(self, transaction_version: int = 2) -> None:
+        self.kafka = FakeKafka(transaction_version=transaction_version)
         self.client = Client(self.kafka.wire(), list(self.kafka.nodes.values()))
         self.now_ms = time.time_ns() // 1_000_000 - 1_000_000
         for queue in QUEUES:

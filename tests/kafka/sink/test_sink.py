@@ -43,18 +43,6 @@ def watched(cluster: Cluster, kind: type[Request[Any]]) -> list[Any]:
 # -- C1: open ------------------------------------------------------------------------------------------------
 
 
-def test_c1_a_batch_is_new_then_already_and_its_sequence_counts_all_lineages(cluster: Cluster) -> None:
-    driver = cluster.driver()
-    opened = driver.open(0)
-    assert (opened.sequence, opened.already) == (1, False) and opened.token
-    assert driver.open(0, token="mine").token == "mine"
-    driver.run(0, [b"a", b"b"])
-    again = driver.open(0)
-    assert again.already and again.token == "" and again.entry is not None and again.entry.sequence == 1
-    assert cluster.driver().open(0).entry == again.entry, "a new driver replays it"
-    assert driver.open(0, "q2", on_new="resume").sequence == 2
-
-
 def test_an_app_whose_topic_was_emptied_hides_no_other_app(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,17 +97,6 @@ def test_c4_an_entry_has_the_token_of_its_attempt_whatever_it_looks_like(cluster
     token = driver.open(0, token="@night:7").token
     assert driver.commit(0, token, [driver.stage(token, [b"row"])]).entry.token == "@night:7"
     assert cluster.driver().sink.entries(APP)[0].token == "@night:7"
-
-
-def test_c4_batches_are_decided_in_their_order(cluster: Cluster) -> None:
-    driver = cluster.driver()
-    token = driver.open(0).token
-    branch = driver.stage(token, [b"row"], batch=1)
-    with pytest.raises(errors.BatchGap, match="expects batch 0"):
-        driver.commit(1, token, [branch])
-    with pytest.raises(errors.CheckpointMismatch, match="belongs to query q1"):
-        driver.commit(0, token, [], "q2")
-    assert cluster.bodies() == [] and cluster.entries() == []
 
 
 def test_c4_already_is_answered_for_the_same_ranges_only(cluster: Cluster) -> None:
@@ -691,18 +668,6 @@ def write(driver: Driver, token: str, number: int = 3) -> list[StagedBranch]:
         driver.stage(token, [b"%d" % task], batch=-1, app="", query="", partition=task)
         for task in range(number)
     ]
-
-
-def test_a_batch_write_is_published_once(cluster: Cluster) -> None:
-    driver = cluster.driver()
-    branches = write(driver, "w")
-    driver.sink.rollback_batch("w")
-    for each in (driver, driver, cluster.driver()):
-        assert each.sink.commit_branches("w", branches) == 3
-        with pytest.raises(errors.BatchDecided, match="batch write w"):
-            each.sink.rollback_batch("w")
-    assert sorted(cluster.bodies()) == [b"0", b"1", b"2"]
-    assert driver.sink.commit_branches("empty", []) == 0
 
 
 @pytest.mark.parametrize("fault", [REFUSED, LOST, UNANSWERED])
