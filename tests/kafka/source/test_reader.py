@@ -112,17 +112,6 @@ def test_s4_the_read_is_durable_before_its_first_row(bench: SourceBench) -> None
     rows.close()  # type: ignore[attr-defined]
 
 
-def test_s4_without_a_query_nothing_is_recorded(bench: SourceBench) -> None:
-    bench.send(0, b"a")
-    source = bench.source()
-    ranges = claimed(source)
-    log = bench.kafka.log(source.journal(APP).log)
-    assert log is not None
-    before = log.end
-    assert read(source, ranges, query="", batch=-1) == [b"a"]
-    assert log.end == before
-
-
 def test_s4_a_queue_that_the_app_never_claimed_is_refused(bench: SourceBench) -> None:
     bench.send(0, b"a")
     with pytest.raises(errors.CheckpointMismatch, match="of which its app has claimed nothing"):

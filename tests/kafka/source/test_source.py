@@ -15,7 +15,6 @@ from broker_core.kafka.protocol.codes import Code
 from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.source.source import KafkaSource
 from tests.kafka.bench.source_bench import APP, QUEUE, SourceBench, claim, now_ms, read
-from tests.micro_batch.partitions import decided
 
 
 @pytest.fixture
@@ -132,23 +131,6 @@ def test_s1_offsets_that_a_log_does_not_have_are_refused(
             ask()
 
 
-def test_s1_a_new_checkpoint_goes_on_where_the_app_is(bench: SourceBench) -> None:
-    bench.send(0, b"a", b"b")
-    source = bench.source()
-    end = claim(source)
-    bench.send(0, b"c")
-    assert claim(source, end) == {"orders/0": 3, "orders/1": 0}
-    with pytest.raises(errors.CheckpointMismatch, match="a new checkpoint starts"):
-        claim(bench.source())
-    resumed = claim(bench.source(), new="resume")
-    ranges = source.resolve(APP, {QUEUE: START}, resumed)
-    assert ranges["orders/0"] == (2, 3)  # acked up to 2
-    bench.decided = decided({"orders/0": 3})
-    bench.send(0, b"d")
-    claim(source, resumed)
-    assert source.resolve(APP, {QUEUE: START}, claim(bench.source(), new="resume"))["orders/0"] == (3, 4)
-
-
 def test_a_partition_that_is_added_is_read_from_its_beginning(bench: SourceBench) -> None:
     source = bench.source()
     claim(source, origin=Origin(at="latest"))
@@ -189,15 +171,6 @@ def test_bytes_are_taken_by_what_an_offset_takes(bench: SourceBench) -> None:
     end = claim(source, limit=Limit(max_bytes=5000))
     assert 3 <= int(end["orders/0"]) <= 5
     assert claim(source, end, Limit(max_bytes=1)) == {"orders/0": int(end["orders/0"]) + 1, "orders/1": 0}
-
-
-def test_an_end_is_not_passed_and_what_it_lacks_is_not_taken(bench: SourceBench) -> None:
-    bench.send(0, *[b"x"] * 5)
-    bench.send(1, *[b"x"] * 5)
-    source = bench.source()
-    end = claim(source, limit=Limit(end={"orders/0": 3}))
-    assert end == {"orders/0": 3, "orders/1": 0}
-    assert claim(source, end, Limit(end={"orders/0": 1})) == end
 
 
 def test_too_few_rows_wait_until_the_oldest_is_old(bench: SourceBench) -> None:
