@@ -25,7 +25,7 @@ from connector.typed.registry.client import RegisteredSchema
 
 Validator = Any  # of jsonschema
 
-_LONGEST_S = 30.0  # of one message; a pattern may take until the end of days
+LONGEST_S = 30.0  # of one message; a pattern may take until the end of days
 _LONGEST_PLACE, _LONGEST_MESSAGE = 100, 150  # characters
 
 
@@ -149,7 +149,7 @@ def fault_of(check: Validator, body: bytes, schema: str) -> str | None:
             error = next(check.iter_errors(value), None)
     except _ValidationTimeout:
         raise OptionError(
-            f"a message is validated against {schema} for more than {_LONGEST_S:.0f} s: nothing is decided",
+            f"a message is validated against {schema} for more than {LONGEST_S:.0f} s: nothing is decided",
             "look for a pattern or references in the schema that take exponential time",
         ) from None
     except library().unresolvable as missing:
@@ -191,7 +191,7 @@ def _limited() -> Iterator[None]:
         raise _ValidationTimeout
 
     former = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, _LONGEST_S)
+    signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
     try:
         yield
     finally:

@@ -447,8 +447,8 @@ def test_they_count_for_the_limit_of_messages_of_a_virtual_host(ready: Node) -> 
 def test_many_are_delivered_in_several_commits(
     ready: Node, restart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(due_index, "_FRESH", 8)
-    monkeypatch.setattr(due_index, "_LARGEST", 64)
+    monkeypatch.setattr(due_index, "FRESH", 8)
+    monkeypatch.setattr(due_index, "LARGEST", 64)
     monkeypatch.setattr(due_entries, "PIECE", 16)
     monkeypatch.setattr(due_entries, "LOOKED_AT", 10)
     expected = [(number * 7) % 300 + 1 for number in range(300)]

@@ -354,8 +354,8 @@ def test_messages_without_an_expiration_cost_nothing(
 def test_many_leave_in_several_commits(
     node: Node, restart: bool, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(due_index, "_FRESH", 8)
-    monkeypatch.setattr(due_index, "_LARGEST", 64)
+    monkeypatch.setattr(due_index, "FRESH", 8)
+    monkeypatch.setattr(due_index, "LARGEST", 64)
     monkeypatch.setattr(due_entries, "PIECE", 16)
     monkeypatch.setattr(due_entries, "LOOKED_AT", 10)
     declared(node, DEAD)
@@ -392,8 +392,8 @@ def test_a_head_that_expires_before_an_unread_block_stays_expired_after_a_restar
 
 def test_what_is_consumed_leaves_the_index(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue of replies, each of which may expire in a day, is read at once for a week."""
-    monkeypatch.setattr(due_index, "_FRESH", 8)
-    monkeypatch.setattr(due_index, "_LARGEST", 64)
+    monkeypatch.setattr(due_index, "FRESH", 8)
+    monkeypatch.setattr(due_index, "LARGEST", 64)
     declared(node, QUEUE)
     for _ in range(100):
         plain(node, *[(b"reply", 86_400_000)] * 10)

@@ -17,7 +17,7 @@ from broker_core.core.change import Change
 from broker_core.core.errors import PreconditionFailed, StoreError
 
 _LIMITS = ("x-max-length", "x-max-length-bytes")
-_STEP = 256  # messages that overflow takes at once, if they are dead-lettered
+STEP = 256  # messages that overflow takes at once, if they are dead-lettered
 
 
 class Overflow:
@@ -149,11 +149,11 @@ class Overflow:
         """Returns how many of the oldest messages may be dropped in one step."""
         length = queue.arguments.max_length
         if length is None and queue.room.sizes is not None and not queue.arguments.dead_letters:
-            return _STEP
+            return STEP
         if length is None or queue.room.sizes is not None or queue.arguments.max_bytes is not None:
             return 1
         excess: int = queue.droppable - spared - length
-        return min(excess, _STEP) if queue.arguments.dead_letters else excess
+        return min(excess, STEP) if queue.arguments.dead_letters else excess
 
     def _needed(self, queue: Queue, taken: Sequence[int], spared_bytes: int) -> Sequence[int]:
         """Returns the first of the taken messages, until the queue has few enough bytes, and the others to

@@ -23,8 +23,8 @@ from broker_core.routing.exchange import Q
 from broker_core.routing.exchange_types import WaitingExchange
 
 SPAN = 4_096  # offsets of a span to which new entries are added
-_FRESH = 1_024  # entries before they become an array
-_LARGEST = 65_536  # entries of an array that is merged: more would hold others for too long
+FRESH = 1_024  # entries before they become an array
+LARGEST = 65_536  # entries of an array that is merged: more would hold others for too long
 
 Times = npt.NDArray[np.int64]  # 2 rows: microseconds since the epoch, offsets; sorted by both
 
@@ -81,7 +81,7 @@ class DueIndex(Generic[Q]):
                 self._undo.append((self.expect_again, *span))
         self.spans, self.unread_us = live, min((due_us for _, _, due_us in live), default=NEVER)
         self._aside.drop_below(floor)
-        if sum(array.shape[1] for array in self._arrays) > 2 * most + _LARGEST:
+        if sum(array.shape[1] for array in self._arrays) > 2 * most + LARGEST:
             self._undo.extend((self.add_all, array[:, array[1] < floor]) for array in self._arrays)
             self._put([array[:, array[1] >= floor] for array in self._arrays])
         self._put(self._arrays)
@@ -90,7 +90,7 @@ class DueIndex(Generic[Q]):
         self._fresh.append((at_us, offset))
         self._fresh_us = min(self._fresh_us, at_us)
         self.next_us = min(self.next_us, at_us)
-        if len(self._fresh) >= _FRESH:
+        if len(self._fresh) >= FRESH:
             self._sort_fresh()
 
     def _sort_fresh(self) -> None:
@@ -112,10 +112,10 @@ class DueIndex(Generic[Q]):
     def add_all(self, times: Times) -> None:
         """Adds entries in any order."""
         arrays = self._arrays
-        for start in range(0, times.shape[1], _LARGEST):
-            arrays.append(_sorted(times[:, start : start + _LARGEST]))
+        for start in range(0, times.shape[1], LARGEST):
+            arrays.append(_sorted(times[:, start : start + LARGEST]))
             self.next_us = min(self.next_us, int(arrays[-1][0, 0]))
-            while len(arrays) > 1 and arrays[-2].shape[1] <= 2 * arrays[-1].shape[1] < _LARGEST:
+            while len(arrays) > 1 and arrays[-2].shape[1] <= 2 * arrays[-1].shape[1] < LARGEST:
                 arrays[-2:] = [_sorted(np.concatenate(arrays[-2:], axis=1))]
 
     def due(self, now_us: int, most: int) -> Times:

@@ -19,7 +19,7 @@ from broker_core.broker.queue.rank import Ranks
 from broker_core.broker.queue.room import Room
 from broker_core.core.undo import Undo
 
-_LOOKED_AT = 16_384  # entries at a time, in a queue that holds more
+LOOKED_AT = 16_384  # entries at a time, in a queue that holds more
 
 
 class Ready:
@@ -309,8 +309,8 @@ def purgeable(ready: Ready, start: int, end: int, most: int) -> tuple[list[list[
         start = max(start, requeued.first()[0] if requeued.total else ready._cursor)
     if start >= end:
         return [], end
-    if len(unacked) > _LOOKED_AT and start <= max(unacked):
-        end = min(end, start + _LOOKED_AT)
+    if len(unacked) > LOOKED_AT and start <= max(unacked):
+        end = min(end, start + LOOKED_AT)
         unacked = unacked.intersection(range(start, end))
     parts, end = progress.holes.outside_some(start, end, most)
     parts = without(parts, sorted([at for at in unacked if at >= start]))

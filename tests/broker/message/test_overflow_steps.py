@@ -42,6 +42,6 @@ def test_many_in_a_step_are_those_that_leave_one_by_one(
     kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together = list(history(Node(), seed, KINDS[kind]))
-    monkeypatch.setattr(overflow, "_STEP", 1)
+    monkeypatch.setattr(overflow, "STEP", 1)
     assert together == list(history(Node(), seed, KINDS[kind]))
     assert any(together)

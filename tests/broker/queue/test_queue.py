@@ -303,7 +303,7 @@ def test_a_purge_of_very_many_parts_takes_some_at_a_time() -> None:
 
 def test_a_purge_looks_at_some_of_what_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second one is held, of more than it looks at."""
-    monkeypatch.setattr(ready, "_LOOKED_AT", 100)
+    monkeypatch.setattr(ready, "LOOKED_AT", 100)
     queue = filled(2_000)
     for offset in range(1_000):
         assert take(queue) == offset
