@@ -73,11 +73,11 @@ class BrokerState:
         self.users = Users(self.undo)
         self.names = names = TransactionNames(self.undo, self.users)
         virtual_hosts.forget_outcomes = names.forget_vhost
-        self.overflow = overflow = Overflow(blocks, pending_checks)
+        overflow = Overflow(blocks, pending_checks)
         self.messages = messages = Messages(
             virtual_hosts, numbers, blocks, names.of_messages, overflow, pending_checks
         )
-        self.stored = stored = StoredMessages(messages)
+        stored = StoredMessages(messages)
         self.expiry = Expiry(virtual_hosts.registry, blocks, messages, overflow, pending_checks)
         self.settlement = settlement = Settlement(blocks, messages, overflow, pending_checks)
         vhost_message_limit = VhostMessageLimit(virtual_hosts)

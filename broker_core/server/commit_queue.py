@@ -164,7 +164,6 @@ class CommitQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop, broker: LocalBroker) -> None:
         self._loop = loop
         self._broker = broker
-        self._state = broker.state
         self._dispatcher = Dispatcher(loop, broker, self)
         self._pool = started_pool(THREADS, "txmq-beside")
         self._scheduled = False
@@ -292,7 +291,8 @@ class CommitQueue:
                     self._committed(waiting, then)
             else:
                 self._elsewhere.update(group)
-        if self._state.pending_checks.runnable or self._state.virtual_hosts.registry.cancelled:
+        state = self._broker.state
+        if state.pending_checks.runnable or state.virtual_hosts.registry.cancelled:
             self._dispatcher.dispatch()  # 4. dispatch
 
     def _next_works(self) -> list[tuple[Waiting, Then]]:
@@ -365,7 +365,7 @@ class CommitQueue:
 
     def dispatch(self, queue: Queue | None) -> None:
         """Dispatch at once if consumers may take messages of this queue."""
-        if queue is not None and queue.consumers and queue in self._state.pending_checks.runnable:
+        if queue is not None and queue.consumers and queue in self._broker.state.pending_checks.runnable:
             self._dispatcher.dispatch()
 
 

@@ -12,6 +12,7 @@ from types import FrameType
 import pyarrow as pa
 import pytest
 
+from broker_core.broker.message.messages import StoredMessages
 from broker_core.broker.transaction.spilled import Spilled
 from broker_core.core import errors, failpoint
 from broker_core.core.block import RowSelection
@@ -150,7 +151,7 @@ def test_a_block_that_a_staged_part_holds_is_neither_forgotten_nor_compacted(dir
         queue = broker.state.topology.queue("q")
         change.sequence = broker.state.numbers.next_sequence()
         piece = Spilled(info.block_id, 1, 0, [(queue, RowSelection(0, 1, b""))], NEVER)
-        broker.state.stored.enqueue_spilled(change, piece, now, None)
+        StoredMessages(broker.state.messages).enqueue_spilled(change, piece, now, None)
         broker.state.blocks.unhold(change, info.block_id)
 
     broker.run(publish)
