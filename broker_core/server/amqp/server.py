@@ -54,6 +54,8 @@ class AmqpServer(LoopThread):
     ``directory``: its free disk space is watched; "": none.
     """
 
+    commands = COMMANDS
+
     def __init__(
         self,
         broker: LocalBroker,
@@ -72,21 +74,18 @@ class AmqpServer(LoopThread):
         self.handlers = Handlers(handlers)
         self.options = options or AmqpOptions()
         self.logins = logins or Logins(broker.state.users)
-        self.commands = COMMANDS
         self.tls = tls
         self.quotas = quotas or Quotas()
         # of the half of the files that ``Quotas`` leaves, one half is for the store
         unauthenticated = UnauthenticatedLimit(min(self.options.max_unauthenticated, max(sockets() // 2, 1)))
         self.listeners = Listeners(listeners, tls_listeners, tls, unauthenticated)
         self.connections: dict[Connection, float] = {}  # when each was opened, since the epoch
-        self.alarm = ""  # the reason of the alarm that is on
         self.stopping = False
         self.commits: CommitQueue
         self.turns: Turns
         self.unwritten: Unwritten
-        self._alarm = self.quotas.alarm or Alarm(broker, directory, self.options.alarms)
+        self.shortages = Shortages(self, self.quotas.alarm or Alarm(broker, directory, self.options.alarms))
         broker.open_channels.add_listener(partial(close, self), partial(clients, self.connections))
-        self._spills = False  # goes on spilling before the next sweep
         self._idle_since: float | None = time.monotonic()
         self._empty: asyncio.Event
 
@@ -162,8 +161,8 @@ class AmqpServer(LoopThread):
         self.unauthenticated.enter(connection, lambda: connection.abort("too many have not logged in"))
         self._idle_since = None
         self._empty.clear()
-        if self.alarm:
-            connection.points.guard(self.alarm)
+        if self.shortages.reason:
+            connection.points.guard(self.shortages.reason)
 
     def closed(self, connection: Connection) -> None:
         self.connections.pop(connection, None)
@@ -202,7 +201,7 @@ class AmqpServer(LoopThread):
             return
         self.loop.call_later(SWEEP_S, self._sweep)
         now = time.monotonic()
-        steps: list[Callable[[], None]] = [self._spill_transactions, self._look_for_alarms]
+        steps: list[Callable[[], None]] = [self.shortages.spill, self.shortages.look]
         for connection in self.connections:
             steps += [
                 partial(connection.sweep, now),
@@ -215,16 +214,25 @@ class AmqpServer(LoopThread):
             except Exception as error:  # no step keeps the others from the heartbeats
                 logger.error("a periodic step failed, and is repeated: %s", error)
 
-    def _spill_transactions(self) -> None:
+
+class Shortages:
+    """Memory or the disk is short: open transactions spill, and connections that publish wait."""
+
+    def __init__(self, server: AmqpServer, alarm: Alarm) -> None:
+        self._server, self._alarm = server, alarm
+        self.reason = ""  # of the alarm that is on
+        self._spills = False  # goes on spilling before the next sweep
+
+    def spill(self) -> None:
         """If open transactions are large together, they spill earlier, and the largest ones at once."""
         large = self._alarm.transactions_large()
-        self.broker.channel_commits.spill_early(large)
+        self._server.broker.channel_commits.spill_early(large)
         if not large or self._spills:
             return
         deadline = time.monotonic() + SPILL_S
         sessions = [
             session
-            for connection in self.connections
+            for connection in self._server.connections
             for session in connection.sessions.by_number.values()
             if session.spillable
         ]
@@ -233,22 +241,22 @@ class AmqpServer(LoopThread):
                 return
             if time.monotonic() > deadline:
                 self._spills = True
-                self.loop.call_later(SPILL_S, self._go_on_spilling)  # others are served in between
+                self._server.loop.call_later(SPILL_S, self._go_on_spilling)  # others are served in between
                 return
-            self.broker.channel_commits.spill(session.channel.transaction)
+            self._server.broker.channel_commits.spill(session.channel.transaction)
 
     def _go_on_spilling(self) -> None:
         self._spills = False
-        if not self.stopping:
-            self._spill_transactions()
+        if not self._server.stopping:
+            self.spill()
 
-    def _look_for_alarms(self) -> None:
+    def look(self) -> None:
         shortage = self._alarm.now()
         reason = shortage.reason if shortage is not None else ""
-        if bool(reason) == bool(self.alarm):
+        if bool(reason) == bool(self.reason):
             return
-        self.alarm = reason
-        for connection in list(self.connections):
+        self.reason = reason
+        for connection in list(self._server.connections):
             if reason:
                 connection.points.guard(reason)
             else:

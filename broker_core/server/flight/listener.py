@@ -178,7 +178,6 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
                 return handler(partial(self._let_in, method, headers, brought, counted))
 
     # -- by the thread that takes all calls ------------------------------------------------------------------
-
     def _at_once(self, answer: Callable[[grpc.ServicerContext], bytes]) -> grpc.RpcMethodHandler:
         def behavior(_requests: object, context: grpc.ServicerContext) -> bytes:
             self._service.connection_limit.refused(context.peer())
@@ -209,7 +208,6 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
             raise CallFailed(grpc.StatusCode.INVALID_ARGUMENT, "a challenge is hexadecimal") from None
 
     # -- by a thread of its own ------------------------------------------------------------------------------
-
     def _let_in(
         self,
         method: Callable[[FlightCall], bytes | Iterator[bytes]],

@@ -117,7 +117,6 @@ class FlightServer:
         return {"DoGet": self._get, "DoPut": self._put}
 
     # -- actions ---------------------------------------------------------------------------------------------
-
     def action(self, call: FlightCall) -> bytes:
         with self._answering():
             action, body = messages.action(_first(self._calls, call))
@@ -217,7 +216,6 @@ class FlightServer:
         )
 
     # -- streams ---------------------------------------------------------------------------------------------
-
     def _get(self, call: FlightCall) -> Iterator[bytes]:
         with self._answering(), self._caller(call, "get") as caller:
             ticket = messages.ticket(_first(self._calls, call))
@@ -261,7 +259,6 @@ class FlightServer:
             yield from map(messages.answer, self._staging.stream(caller, first, parts))
 
     # -- around every call -----------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def _answering(self) -> Iterator[None]:
         """Count the call, and send an error as its text."""

@@ -392,7 +392,7 @@ def test_publishers_are_blocked_while_memory_is_low_and_consumers_are_not(
             consumer.call(1, c.Queue.Declare(queue="q"), c.Queue.DeclareOk)
             for _ in range(12):
                 publisher.publish(1, "", "q", b"x" * MiB)
-            wait_until(lambda: bool(broker.server.alarm))
+            wait_until(lambda: bool(broker.server.shortages.reason))
             assert (
                 publisher.call(1, c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk).message_count
                 == 12
@@ -419,7 +419,7 @@ def test_a_publisher_that_does_not_understand_blocked_only_waits(
     with serving(
         options=AmqpOptions(alarms=AlarmLimits(disk_free_bytes=1 << 62)), directory=str(tmp_path)
     ) as broker:
-        wait_until(lambda: broker.server.alarm == "low on disk")
+        wait_until(lambda: broker.server.shortages.reason == "low on disk")
         assert f"MiB free on the disk of {tmp_path}, the limit is " in caplog.text
         with Peer(broker.url) as client:
             client.started()

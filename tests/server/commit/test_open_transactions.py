@@ -35,7 +35,7 @@ def test_18_many_open_transactions_are_spilled_before_the_alarm_and_commit_whole
             one.send(1, c.Queue.Declare(queue="q", passive=True))
             answered(one, c.Queue.DeclareOk)
         wait_until(lambda: broker.broker.transaction_bytes() <= 6 * MiB)
-        wait_until(lambda: not broker.server.alarm)
+        wait_until(lambda: not broker.server.shortages.reason)
         for one in peers:
             one.send(1, c.Tx.Commit())
             answered(one, c.Tx.CommitOk)
@@ -50,7 +50,7 @@ def test_18_open_transactions_that_stay_in_memory_raise_the_alarm_until_they_end
         for channel in channels:
             channel.tx_select()
             channel.publish(bytes(SPILL_BYTES // 32), routing_key="q")
-        wait_until(lambda: broker.server.alarm == "low on memory")
+        wait_until(lambda: broker.server.shortages.reason == "low on memory")
         for channel in channels:
             channel.tx_rollback()
-        wait_until(lambda: not broker.server.alarm)
+        wait_until(lambda: not broker.server.shortages.reason)

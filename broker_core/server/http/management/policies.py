@@ -61,7 +61,4 @@ def _routes(operator: bool, path: str, text: str) -> tuple[Route, ...]:
     )
 
 
-ROUTES = (
-    *_routes(False, "policies", "policies"),
-    *_routes(True, "operator-policies", "operator policies"),
-)
+ROUTES = (*_routes(False, "policies", "policies"), *_routes(True, "operator-policies", "operator policies"))
