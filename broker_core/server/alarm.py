@@ -68,13 +68,11 @@ class Alarm:
         """``look``, at most every LOOK_S; the log says when it begins and ends. For any thread."""
         with self._lock:
             if time.monotonic() - self._looked_at >= LOOK_S:
-                before, self._found = self._found, self.look()
-                self._looked_at = time.monotonic()
-                if self._found is not None and before is None:
-                    logger.warning(
-                        "publishers have to wait: %s (%s)", self._found.reason, self._found.numbers
-                    )
-                elif self._found is None and before is not None:
+                before, found = self._found, self.look()
+                self._found, self._looked_at = found, time.monotonic()
+                if found is not None and before is None:
+                    logger.warning("publishers have to wait: %s (%s)", found.reason, found.numbers)
+                elif found is None and before is not None:
                     logger.warning("publishers may continue")
             return self._found
 

@@ -11,7 +11,6 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from itertools import chain
 
 from broker_core import __version__
 from broker_core.admin import BrokerStatus, Level
@@ -47,9 +46,7 @@ class StatusReader:
     def now(self) -> BrokerStatus:
         levels = self._alarm.levels() if self._alarm is not None else []
         with self._broker.look as state:
-            states = list(
-                chain.from_iterable(each.queues.values() for each in state.virtual_hosts.by_name.values())
-            )
+            states = list(state.queues)
         queues = [queue for queue in states if not queue.replies]
         counts = self._broker.map_under_lock(queues, lambda queue: (queue.messages, queue.unacknowledged))
         with self._broker.look as state:

@@ -27,8 +27,8 @@ from broker_core.amqp.v0_9_1.negotiation import Offer
 from broker_core.amqp.v0_9_1.states import ConnectionState
 from broker_core.broker.access.rights import Rights
 from broker_core.core.checks import assert_never
-from broker_core.core.errors import ChannelError, ConnectionException, InternalFault, TxmqError
-from broker_core.server.amqp import audit, handshake
+from broker_core.core.errors import ConnectionException
+from broker_core.server.amqp import handshake
 from broker_core.server.amqp.commands import returns
 from broker_core.server.amqp.commands.basic import publish_many
 from broker_core.server.amqp.handlers.handler import Handler, Handlers
@@ -36,7 +36,6 @@ from broker_core.server.amqp.handlers.points import Points
 from broker_core.server.amqp.input import Input, Resumable
 from broker_core.server.amqp.options import AmqpOptions
 from broker_core.server.amqp.ports import FLUSH_BYTES, HIGH_BYTES, LOW_BYTES
-from broker_core.server.amqp.session import Session, as_amqp
 from broker_core.server.amqp.sessions import Sessions
 from broker_core.server.tls import TlsFiles, certified
 from broker_core.server.turns import Turns
@@ -233,36 +232,13 @@ class Connection(asyncio.Protocol):
     def fail(
         self, number: int, error: BaseException, method: m.Method | None = None, order: float = math.inf
     ) -> None:
-        session = self.sessions.by_number.get(number)
-        if self.closed_for_sending:
-            self.end_session(number)  # nothing else ends it
-            return
-        if not isinstance(error, TxmqError):
-            logger.error(
-                "connection %s: %s failed", self.name, method.NAME if method else "a command", exc_info=error
-            )
-        failure = as_amqp(error)
-        audit.failed(self, method, failure)
-        ids = (method.CLASS_ID, method.METHOD_ID) if method is not None else (0, 0)
-        if not isinstance(failure, ChannelError) or not number:
-            closing = failure if isinstance(failure, ConnectionException) else InternalFault(failure.summary)
-            self.sessions.fail_all(closing, ids, order)
-        elif session is not None:
-            session.refuse(ChannelFailed(number, failure, ids), order)
+        self.sessions.refuse(number, error, method, order)
 
     def end_session(self, number: int) -> None:
         self.sessions.close(number)
 
     def close_channel(self, failed: ChannelFailed) -> None:
-        number = failed.channel
-        if self.closed_for_sending:
-            self.end_session(number)
-            return
-        text = self.protocol.channels.close(*failed)
-        lost = _rolled_back(self.sessions.by_number.get(number))
-        logger.info("%s of user '%s': channel %d is closed: %s%s", self.name, self.user, number, text, lost)
-        self.flush_later()
-        self.sessions.fail(number, text)
+        self.sessions.fail(failed)
 
     def close(self, error: ConnectionException, ids: tuple[int, int]) -> None:
         self.protocol.close(error, time.monotonic(), ids)
@@ -354,13 +330,6 @@ class Connection(asyncio.Protocol):
             if timed_out is not None:
                 self.abort(timed_out.why)
             self.flush_later()
-
-
-def _rolled_back(session: Session | None) -> str:
-    """For the log: the open transaction that ends with its channel."""
-    if session is None or not (session.channel.transactional and session.channel.transaction):
-        return ""
-    return f"; transaction {session.broker.open_channels.transaction_id(session.channel)} is rolled back"
 
 
 def _address(name: Any) -> str:

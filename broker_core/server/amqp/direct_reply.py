@@ -54,9 +54,8 @@ def consume(session: Session, method: m.BasicConsume, tag: str) -> None:
             arguments={"x-max-length": MOST, "x-max-length-bytes": MOST_BYTES},
             connection=session.connection,
         )
-        consumer = session.channel.consume(
-            queue, tag, sender(session, tag, name), session.cancelled, no_ack=True
-        )
+        send = sender(session, tag, name)
+        consumer = session.channel.consume(queue, tag, send, session.cancelled, no_ack=True)
         consumer.limited = False
         return consumer
 

@@ -17,13 +17,16 @@ from collections.abc import Callable
 from functools import partial
 
 from broker_core.amqp.v0_9_1.channels import reply_text
+from broker_core.amqp.v0_9_1.events import ChannelFailed
+from broker_core.amqp.v0_9_1.methods import Method
 from broker_core.broker.broker import BrokerState
+from broker_core.core import errors
 from broker_core.core.change import Change
-from broker_core.core.errors import Busy, ConnectionException, ResourceExhausted
 from broker_core.node.channel import DELETED
+from broker_core.server.amqp import audit
 from broker_core.server.amqp.input import SMALL_BYTES
 from broker_core.server.amqp.ports import HARD_BYTES, HIGH_BYTES, ClientConnection, Server
-from broker_core.server.amqp.session import Session
+from broker_core.server.amqp.session import Session, as_amqp
 
 logger = logging.getLogger("txmq.amqp")
 
@@ -64,7 +67,7 @@ class Sessions:
         if size_bytes > SMALL_BYTES:
             try:
                 quota.enter(connection, connection.user, size_bytes)
-            except ResourceExhausted as error:
+            except errors.ResourceExhausted as error:
                 connection.fail(0, error)
 
     def count_unread(self, size_bytes: int) -> None:
@@ -78,11 +81,43 @@ class Sessions:
         if size_bytes > HIGH_BYTES:
             try:
                 quota.enter(connection, connection.user, size_bytes - HIGH_BYTES)
-            except Busy as error:
+            except errors.Busy as error:
                 connection.abort(error.summary)
 
-    def fail(self, number: int, text: str) -> None:
-        """The broker has closed the channel."""
+    def refuse(
+        self, number: int, error: BaseException, method: Method | None = None, order: float = math.inf
+    ) -> None:
+        """Closes the channel, or the connection, when what came before is answered: ``method`` failed."""
+        if self._ends(number):
+            return
+        if not isinstance(error, errors.TxmqError):
+            what = method.NAME if method else "a command"
+            logger.error("connection %s: %s failed", self._connection.name, what, exc_info=error)
+        failure = as_amqp(error)
+        audit.failed(self._connection, method, failure)
+        ids = (method.CLASS_ID, method.METHOD_ID) if method is not None else (0, 0)
+        if not isinstance(failure, errors.ChannelError) or not number:
+            fault = errors.InternalFault(failure.summary)
+            self.fail_all(failure if isinstance(failure, errors.ConnectionException) else fault, ids, order)
+        elif number in self.by_number:
+            self.by_number[number].refuse(ChannelFailed(number, failure, ids), order)
+
+    def _ends(self, number: int) -> bool:
+        """Returns whether nothing more can be sent: then nothing else ends the session."""
+        ends = self._over or self._connection.closed_for_sending
+        if ends:
+            self.close(number)
+        return ends
+
+    def fail(self, failed: ChannelFailed) -> None:
+        """The broker closes the channel now."""
+        if self._ends(failed.channel):
+            return
+        number, connection = failed.channel, self._connection
+        text, lost = connection.protocol.channels.close(*failed), _rolled_back(self.by_number.get(number))
+        where = connection.name, connection.user
+        logger.info("%s of user '%s': channel %d is closed: %s%s", *where, number, text, lost)
+        connection.flush_later()
         self._leave(number)
         self.by_number.pop(number).end(text)
         self._finish_when_all_ended()
@@ -102,7 +137,7 @@ class Sessions:
         self._connection.flush_later()
         self._finish_when_all_ended()
 
-    def fail_all(self, error: ConnectionException, ids: tuple[int, int], order: float) -> None:
+    def fail_all(self, error: errors.ConnectionException, ids: tuple[int, int], order: float) -> None:
         """Close the connection because of the command with this ``order``.
 
         1. nothing that came after it is carried out
@@ -227,3 +262,10 @@ class Sessions:
         if connection.channels.unanswered if connection.stopped else self._ending:
             return
         self._finish()
+
+
+def _rolled_back(session: Session | None) -> str:
+    """For the log: the open transaction that ends with its channel."""
+    if session is None or not (session.channel.transactional and session.channel.transaction):
+        return ""
+    return f"; transaction {session.broker.open_channels.transaction_id(session.channel)} is rolled back"

@@ -47,9 +47,8 @@ def delete(session: Session, method: m.ExchangeDelete, _: Command) -> None:
     name, topology = one_line(method.exchange), session.state.topology
     command_permissions.delete_exchange(session.rights, name)
     reply = None if method.nowait else m.ExchangeDeleteOk()
-    session.submit(
-        method, changes(topology.delete_exchange, name, if_unused=method.if_unused), lambda _: reply
-    )
+    work = changes(topology.delete_exchange, name, if_unused=method.if_unused)
+    session.submit(method, work, lambda _: reply)
 
 
 @command

@@ -61,17 +61,15 @@ def declare(session: Session, method: m.QueueDeclare, command: Command) -> None:
 @command
 def bind(session: Session, method: m.QueueBind, _: Command) -> None:
     reply, binding = None if method.nowait else m.QueueBindOk(), _binding(session, method)
-    session.submit(
-        method, changes(session.state.topology.bind, *binding, connection=session.connection), lambda _: reply
-    )
+    work = changes(session.state.topology.bind, *binding, connection=session.connection)
+    session.submit(method, work, lambda _: reply)
 
 
 @command
 def unbind(session: Session, method: m.QueueUnbind, _: Command) -> None:
     unbind, binding = session.state.topology.unbind, _binding(session, method)
-    session.submit(
-        method, changes(unbind, *binding, connection=session.connection), lambda _: m.QueueUnbindOk()
-    )
+    work = changes(unbind, *binding, connection=session.connection)
+    session.submit(method, work, lambda _: m.QueueUnbindOk())
 
 
 def _binding(

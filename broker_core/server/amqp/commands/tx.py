@@ -42,9 +42,8 @@ def commit(session: Session, method: m.TxCommit, _: Command) -> None:
     steps = session.broker.channel_commits
     if reaches_many_queues(transaction):  # 1. spill, in another thread
         session.move(Move.submit)
-        session.commits.aside(
-            partial(steps.write, transaction), partial(_spilled, session, method, transaction)
-        )
+        then = partial(_spilled, session, method, transaction)
+        session.commits.aside(partial(steps.write, transaction), then)
         return
     if transaction.is_large:
         steps.spill_large(transaction, prepare=bool(name.prepare))

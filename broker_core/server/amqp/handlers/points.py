@@ -19,9 +19,7 @@ from broker_core.server.amqp.session import DroppedPublish, Session
 class Points:
     """``handlers``: of this connection; ``use`` changes them."""
 
-    __slots__ = (
-        "_announced", "_blocked", "_connection", "_frame_max", "_guards", "_sessions", "handlers",
-    )  # fmt: skip
+    __slots__ = ("_announced", "_blocked", "_connection", "_frame_max", "_guards", "_sessions", "handlers")
 
     def __init__(
         self,
