@@ -21,7 +21,6 @@ FILE_LINES, CLASS_LINES, FUNCTION_LINES, ATTRIBUTES = 500, 250, 60, 15
 
 # What is longer, and why it still is. A number is what it has now.
 TABLE = "one table of the specification: a class for each method"
-STATE = "exchanges and bindings delete each other (auto-delete), in one change"
 ENTRY = "one method for each call of a port or a specification, and each is short"
 
 LONG_FILES: dict[str, tuple[int, str]] = {
@@ -35,7 +34,6 @@ LONG_CLASSES: dict[str, tuple[int, str]] = {
         "a state machine whose states share the position in the bytes",
     ),
     "broker_core.broker.channel.Channel": (324, ENTRY),
-    "broker_core.routing.exchanges.Exchanges": (299, STATE),
     "broker_core.node.channel.LocalChannel": (446, ENTRY),
     "broker_core.node.engine.EmbeddedEngine": (457, ENTRY),
 }
@@ -335,7 +333,7 @@ BUDGETS = {
     "broker_core/message": 1_934,
     "broker_core/micro_batch": 2_170,
     "broker_core/node": 3_812,
-    "broker_core/routing": 2_594,
+    "broker_core/routing": 2_581,
     "broker_core/server": 15_141,
     "broker_core/store": 4_160,
     "connector": 1_580,
@@ -402,7 +400,7 @@ def test_no_name_is_such_a_participle() -> None:
 # -- tests ---------------------------------------------------------------------------------------------------
 # Places where a test touches what is private to the product: they break with each change of it, and say nothing
 # of what a user sees. Both numbers only fall.
-PRIVATE_ATTRIBUTES = 115
+PRIVATE_ATTRIBUTES = 114
 PRIVATE_NAMES = 53  # in a call: ``monkeypatch.setattr(module, "_name", ...)``
 
 

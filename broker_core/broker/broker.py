@@ -77,7 +77,6 @@ class BrokerState:
         self.messages = messages = Messages(
             virtual_hosts, numbers, blocks, names.of_messages, overflow, pending_checks
         )
-        stored = StoredMessages(messages)
         self.expiry = Expiry(virtual_hosts.registry, blocks, messages, overflow, pending_checks)
         self.settlement = settlement = Settlement(blocks, messages, overflow, pending_checks)
         vhost_message_limit = VhostMessageLimit(virtual_hosts)
@@ -87,7 +86,7 @@ class BrokerState:
             names,
             overflow,
             messages,
-            stored,
+            StoredMessages(messages),
             settlement,
             virtual_hosts,
             vhost_message_limit,

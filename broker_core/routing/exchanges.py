@@ -46,7 +46,38 @@ PREDECLARED = {
     TRACE_EXCHANGE: "topic",
 }
 _RESERVED = "amq."
+Table = dict[str, object] | None
 _EACH = 64  # the records of so many bindings are dropped one by one; the catalog looks for those of more
+
+
+class Alternates(Generic[Q]):
+    """Which exchange gets what another one has no queue for (alternate-exchange)."""
+
+    def __init__(self, undo: Undo, exchanges: dict[str, Exchange[Q]]) -> None:
+        self._undo = undo
+        self._exchanges = exchanges
+        self.chosen: dict[Exchange[Q], str] = {}
+        self._by_name: dict[str, dict[Exchange[Q], None]] = {}  # the same, by the alternate exchange
+
+    def choose(self, exchange: Exchange[Q], alternate: object) -> None:
+        """Sets the alternate exchange; no text: none. Raises PreconditionFailed: too many have that one."""
+        before = self.chosen.get(exchange)
+        if before == alternate:
+            return
+        self._undo.item(self.chosen, exchange)
+        if before is not None:
+            self._undo.leave(self._by_name, self.chosen.pop(exchange), exchange)
+            exchange.divert(None)
+        if isinstance(alternate, str):
+            refusals.check_sources(self._by_name.get(alternate, ()), f"exchange '{alternate}'")
+            self.chosen[exchange] = alternate
+            self._undo.enter(self._by_name, alternate, exchange)
+            exchange.divert(self._exchanges.get(alternate))
+
+    def change(self, name: str, exchange: Exchange[Q] | None) -> None:
+        """The exchange of this name is made, or deleted."""
+        for other in self._by_name.get(name, ()):
+            other.divert(exchange)
 
 
 class Exchanges(Generic[Q]):
@@ -72,9 +103,7 @@ class Exchanges(Generic[Q]):
         self.queues: dict[str, Q] = {}
         self.queues_by_id: dict[QueueId, Q] = {} if queues_by_id is None else queues_by_id
         self.exchanges: dict[str, Exchange[Q]] = {"": DefaultExchange(self.queues)}
-        # exchange name -> exchanges with this alternate exchange
-        self._alternates: dict[str, dict[Exchange[Q], None]] = {}
-        self._diverted: dict[Exchange[Q], str] = {}  # the same, by exchange
+        self.alternates = Alternates(undo, self.exchanges)
         for name, kind in PREDECLARED.items():
             self.add_exchange(EXCHANGE_TYPES[kind](name, internal=name == TRACE_EXCHANGE, undo=undo))
 
@@ -97,8 +126,7 @@ class Exchanges(Generic[Q]):
         """Returns an exchange that a client may inspect or bind. Raises AccessRefused (the default exchange),
         ExchangeNotFound.
         """
-        if name == "":
-            raise refusals.default_exchange()
+        refusals.check_not_default(name)
         exchange = self.exchanges.get(name)
         if exchange is None:
             raise refusals.no_exchange(name, self.vhost)
@@ -144,8 +172,7 @@ class Exchanges(Generic[Q]):
         PreconditionFailed (other properties, wrong argument).
         """
         check_type(type, None if name in self.exchanges else arguments or {})
-        if name == "":
-            raise refusals.default_exchange()
+        refusals.check_not_default(name)
         self.require_there()
         arguments, of = dict(arguments or {}), f"exchange '{name}' in vhost '{self.vhost}'"
         existing = self.exchanges.get(name)
@@ -175,34 +202,17 @@ class Exchanges(Generic[Q]):
         self.exchanges[exchange.name] = exchange
         self.memory.add(bytes_of(exchange.name, exchange.arguments))
         exchange.cache.budget, exchange.stale_bindings = self.routes, self._stale_bindings
-        self.divert(exchange, self.alternate_of(exchange))
-        for other in self._alternates.get(exchange.name, ()):
-            other.divert(exchange)
+        self.alternates.choose(exchange, self.alternate_of(exchange))
+        self.alternates.change(exchange.name, exchange)
 
     def alternate_of(self, exchange: Exchange[Q]) -> object:
         return exchange.arguments.get("alternate-exchange")
-
-    def divert(self, exchange: Exchange[Q], alternate: object) -> None:
-        """Sets the alternate exchange; no text: none. Raises PreconditionFailed: too many have that one."""
-        before = self._diverted.get(exchange)
-        if before == alternate:
-            return
-        self._undo.item(self._diverted, exchange)
-        if before is not None:
-            self._undo.leave(self._alternates, self._diverted.pop(exchange), exchange)
-            exchange.divert(None)
-        if isinstance(alternate, str):
-            refusals.check_sources(self._alternates.get(alternate, ()), f"exchange '{alternate}'")
-            self._diverted[exchange] = alternate
-            self._undo.enter(self._alternates, alternate, exchange)
-            exchange.divert(self.exchanges.get(alternate))
 
     def delete_exchange(self, change: Change, name: str, *, if_unused: bool = False) -> None:
         """Deletes an exchange, if it exists. Raises AccessRefused (reserved names), PreconditionFailed (it
         has bindings to others).
         """
-        if name == "":
-            raise refusals.default_exchange()
+        refusals.check_not_default(name)
         if name.startswith(_RESERVED):
             raise refusals.system_exchange(name, self.vhost)
         exchange = self.exchanges.get(name)
@@ -223,16 +233,15 @@ class Exchanges(Generic[Q]):
             self._undo.attribute(exchange, "deleted")
             exchange.deleted = True
             if exchange.size <= _EACH:
-                self._drop_bindings(change, exchange, exchange.bindings)
+                _drop_bindings(change, self.vhost, exchange, exchange.bindings)
             elif exchange.durable:
                 for kind in (BindingRecord, ExchangeBindingRecord):
                     change.drop(kind, (exchange.name, ANY, ANY, ANY, self.vhost))
             self.memory.add(-exchange.size_bytes - bytes_of(exchange.name, exchange.arguments))
             exchange.leave()
             pending += self._unbind_everywhere(change, exchange)
-            self.divert(exchange, None)
-            for other in self._alternates.get(exchange.name, ()):
-                other.divert(None)
+            self.alternates.choose(exchange, None)
+            self.alternates.change(exchange.name, None)
             if exchange.durable:
                 change.drop(ExchangeRecord, (exchange.name, self.vhost))
 
@@ -249,19 +258,14 @@ class Exchanges(Generic[Q]):
         else:
             for source, bindings in gone.items():
                 if len(bindings) <= _EACH:
-                    self._drop_bindings(change, source, bindings)
+                    _drop_bindings(change, self.vhost, source, bindings)
                 elif _is_written(source, destination):
                     change.drop(kind, (source.name, destination.name, ANY, ANY, self.vhost))
         return [source for source, found in gone.items() if found and source.auto_delete and not source.bound]
 
     # -- bindings --------------------------------------------------------------------------------------------
     def bind(
-        self,
-        change: Change,
-        queue: str,
-        exchange: str,
-        routing_key: str = "",
-        arguments: dict[str, object] | None = None,
+        self, change: Change, queue: str, exchange: str, routing_key: str = "", arguments: Table = None
     ) -> None:
         """Binds a queue; it may be repeated. Raises AccessRefused (default exchange), ExchangeNotFound,
         QueueNotFound, PreconditionFailed (arguments).
@@ -270,48 +274,30 @@ class Exchanges(Generic[Q]):
         self._bind(change, source, Binding(self.queue(queue), routing_key, arguments or {}))
 
     def unbind(
-        self,
-        change: Change,
-        queue: str,
-        exchange: str,
-        routing_key: str = "",
-        arguments: dict[str, object] | None = None,
+        self, change: Change, queue: str, exchange: str, routing_key: str = "", arguments: Table = None
     ) -> None:
         """Removes a binding, if it exists. Raises AccessRefused (default exchange)."""
-        if exchange == "":
-            raise refusals.default_exchange()
+        refusals.check_not_default(exchange)
         source, target = self.exchanges.get(exchange), self.queues.get(queue)
         if source is not None and target is not None:
             self._unbind(change, source, Binding(target, routing_key, arguments or {}))
 
     def bind_exchange(
-        self,
-        change: Change,
-        destination: str,
-        source: str,
-        routing_key: str = "",
-        arguments: dict[str, object] | None = None,
+        self, change: Change, destination: str, source: str, routing_key: str = "", arguments: Table = None
     ) -> None:
         """Routes messages that match in ``source`` on to ``destination``; cycles are allowed.
 
         Raises AccessRefused (default exchange), ExchangeNotFound, PreconditionFailed (arguments).
         """
-        if destination == "":
-            raise refusals.default_exchange()
+        refusals.check_not_default(destination)
         found = self.exchange(source)
         self._bind(change, found, Binding(self.exchange(destination), routing_key, arguments or {}))
 
     def unbind_exchange(
-        self,
-        change: Change,
-        destination: str,
-        source: str,
-        routing_key: str = "",
-        arguments: dict[str, object] | None = None,
+        self, change: Change, destination: str, source: str, routing_key: str = "", arguments: Table = None
     ) -> None:
         """Like ``unbind``."""
-        if "" in (destination, source):
-            raise refusals.default_exchange()
+        refusals.check_not_default(destination, source)
         found, target = self.exchanges.get(source), self.exchanges.get(destination)
         if found is not None and target is not None:
             check_binding(f"exchange '{destination}' in vhost '{self.vhost}'", arguments or {})
@@ -338,16 +324,9 @@ class Exchanges(Generic[Q]):
         before = source.bytes_of(target)
         if source.unbind(*binding):
             self.memory.add(source.bytes_of(target) - before)
-            self._drop_bindings(change, source, [binding])
+            _drop_bindings(change, self.vhost, source, [binding])
             if source.auto_delete and not source.bound:
                 self._remove_exchanges(change, [source])
-
-    def _drop_bindings(self, change: Change, source: Exchange[Q], bindings: Iterable[Binding]) -> None:
-        for target, routing_key, arguments in bindings:
-            if _is_written(source, target):
-                change.drop(
-                    _record_of(target), (source.name, target.name, routing_key, arguments, self.vhost)
-                )
 
 
 def _is_queue(target: Q | Exchange[Q]) -> bool:
@@ -360,3 +339,10 @@ def _record_of(destination: Q | Exchange[Q]) -> type[BindingRecord] | type[Excha
 
 def _is_written(source: Exchange[Q], target: Q | Exchange[Q]) -> bool:
     return source.durable and (target.durable if isinstance(target, Exchange) else target.written)
+
+
+def _drop_bindings(change: Change, vhost: str, source: Exchange[Q], bindings: Iterable[Binding]) -> None:
+    for target, routing_key, arguments in bindings:
+        if _is_written(source, target):
+            key = source.name, target.name, routing_key, arguments, vhost
+            change.drop(_record_of(target), key)

@@ -33,8 +33,9 @@ def no_exchange(name: str, vhost: str) -> ExchangeNotFound:
     return ExchangeNotFound(f"no exchange '{name}' in vhost '{vhost}'", "declare it first")
 
 
-def default_exchange() -> AccessRefused:
-    return AccessRefused("operation not permitted on the default exchange")
+def check_not_default(*exchanges: str) -> None:
+    if "" in exchanges:
+        raise AccessRefused("operation not permitted on the default exchange")
 
 
 def system_exchange(name: str, vhost: str) -> AccessRefused:

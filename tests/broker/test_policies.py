@@ -50,7 +50,7 @@ class Host:
 
     def alternates(self) -> dict[str, str]:
         topology = self.node.broker.state.topology
-        return {exchange.name: name for exchange, name in topology._diverted.items()}
+        return {exchange.name: name for exchange, name in topology.alternates.chosen.items()}
 
     def upkeep(self) -> None:
         self.node.broker.upkeep.expire_due()

@@ -23,6 +23,7 @@ from broker_core.message.arguments import ARGUMENT_BYTES, QueueArguments, check_
 from broker_core.message.arguments.policy import NO_POLICY, Policy, check_definition, combine, effective
 from broker_core.message.arguments.table import EXCHANGE
 from broker_core.routing.exchange import Exchange
+from broker_core.routing.exchanges import Alternates
 from broker_core.routing.memory import NamesMemory
 
 POLICY, OPERATOR = "policy", "operator_policy"
@@ -47,8 +48,7 @@ class PolicyHost(Protocol):
     exchanges: dict[str, Exchange[Queue]]
     leases: Leases
     memory: NamesMemory
-
-    def divert(self, exchange: Exchange[Queue], alternate: object) -> None: ...
+    alternates: Alternates[Queue]
 
 
 class Policies:
@@ -149,7 +149,7 @@ class Policies:
         for kind, names in self._by_kind().items():
             for each, policy in zip(names.values(), self.of_all(list(names), kind), strict=True):
                 if isinstance(each, Exchange):
-                    self._host.divert(each, _alternate_of(each, policy))
+                    self._host.alternates.choose(each, _alternate_of(each, policy))
                 elif each.arguments.policy != policy:
                     self._host.memory.add(-each.arguments.id_bytes)
                     _obey(self._undo, change, each, policy)

@@ -34,6 +34,7 @@ from broker_core.routing import refusals
 from broker_core.routing.exchange import Binding, DefaultExchange, Exchange
 from broker_core.routing.exchanges import PREDECLARED as PREDECLARED
 from broker_core.routing.exchanges import TRACE_EXCHANGE as TRACE_EXCHANGE
+from broker_core.routing.exchanges import Alternates
 from broker_core.routing.memory import NamesMemory, bytes_of
 
 
@@ -257,7 +258,7 @@ class Topology(WaitingExchanges):
     # -- the virtual host ------------------------------------------------------------------------------------
     def delete_all(self, change: Change) -> None:
         """Deletes the virtual host's names at once, also those in use. Its queues are ``ending`` then."""
-        for name in ("deleted", "exchanges", "queues", "abandoned", "_exclusive", "_alternates", "_diverted"):
+        for name in ("deleted", "exchanges", "queues", "abandoned", "_exclusive", "alternates"):
             self._undo.attribute(self, name)
         queues, by_id = self.every_queue(), self.queues_by_id
         self._undo.append((_restore_queues, by_id, queues))
@@ -275,9 +276,9 @@ class Topology(WaitingExchanges):
         for kind in (BindingRecord, ExchangeBindingRecord):
             change.drop(kind, (ANY, ANY, ANY, ANY, self.vhost))
         self.queues, self._exclusive = {}, {}
-        self._alternates, self._diverted = {}, {}
         self.leases.end_all()
         self.exchanges = {"": DefaultExchange(self.queues)}
+        self.alternates = Alternates(self._undo, self.exchanges)
         self.memory.add(-self.memory.total)
         self.abandoned, self.deleted = [], True
 
