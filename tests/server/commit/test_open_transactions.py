@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import contextlib
 
+from pamqp import commands as c
+
 from broker_core.node.channel_commit import SPILL_BYTES
 from broker_core.server.alarm import AlarmLimits
 from broker_core.server.amqp.options import AmqpOptions
-from tests.amqp_peer import Peer
+from tests.amqp_in_process import serving
+from tests.amqp_peer import Peer, peer
 from tests.progress import wait_until
-from tests.server.amqp.test_amqp_connection import MiB, c, peer, served
 
+MiB = 1024 * 1024
 OPEN = 40
 
 
@@ -24,7 +27,7 @@ def answered(client: Peer, answer: type) -> None:
 
 def test_18_many_open_transactions_are_spilled_before_the_alarm_and_commit_whole() -> None:
     with (
-        served(AmqpOptions(alarms=AlarmLimits(memory_bytes=24 * MiB))) as broker,
+        serving(options=AmqpOptions(alarms=AlarmLimits(memory_bytes=24 * MiB))) as broker,
         contextlib.ExitStack() as stack,
     ):
         peers: list[Peer] = [stack.enter_context(peer(broker.url, 1)) for _ in range(OPEN)]
@@ -43,7 +46,7 @@ def test_18_many_open_transactions_are_spilled_before_the_alarm_and_commit_whole
 
 
 def test_18_open_transactions_that_stay_in_memory_raise_the_alarm_until_they_end() -> None:
-    with served(AmqpOptions(alarms=AlarmLimits(memory_bytes=2 * MiB))) as broker:
+    with serving(options=AmqpOptions(alarms=AlarmLimits(memory_bytes=2 * MiB))) as broker:
         # of threads in the process: nobody else may touch their transactions
         channels = [broker.broker.channel() for _ in range(20)]
         channels[0].queue_declare("q")
