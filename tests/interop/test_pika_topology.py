@@ -227,44 +227,43 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding(channel: BlockingCha
     channel_refuses(channel, lambda: channel.exchange_declare(exchange, passive=True), 404, text)
 
 
-def test_the_same_exchange_may_be_declared_again_and_another_may_not(
-    connection: BlockingConnection, fresh: Fresh
-) -> None:
-    exchange = fresh("exchange")
-    setup = connection.channel()
-    setup.exchange_declare(exchange, "direct", durable=True, arguments={"alternate-exchange": "amq.fanout"})
-    setup.exchange_declare(exchange, "direct", durable=True, arguments={"alternate-exchange": "amq.fanout"})
-    same = {"exchange_type": "direct", "durable": True, "arguments": {"alternate-exchange": "amq.fanout"}}
-    for change, text in (
-        (
-            {"exchange_type": "fanout"},
-            "arg 'type' for exchange '{}' in vhost '/': received 'fanout' but current is 'direct'",
-        ),
-        (
-            {"durable": False},
-            "arg 'durable' for exchange '{}' in vhost '/': received 'false' but current is 'true'",
-        ),
-        (
-            {"auto_delete": True},
-            "arg 'auto_delete' for exchange '{}' in vhost '/': received 'true' but current is 'false'",
-        ),
-        (
-            {"internal": True},
-            "arg 'internal' for exchange '{}' in vhost '/': received 'true' but current is 'false'",
-        ),
-        (
-            {"arguments": {}},
-            "arg 'alternate-exchange' for exchange '{}' in vhost '/': received none but current is "
-            "the value 'amq.fanout' of type 'longstr'",
-        ),
-    ):
-        channel = connection.channel()
-        channel_refuses(
-            channel,
-            lambda one=channel, other=change: one.exchange_declare(exchange, **{**same, **other}),
-            406,
-            f"PRECONDITION_FAILED - inequivalent {text.format(exchange)}",
-        )
+DIVERTED = {"alternate-exchange": "amq.fanout"}
+KINDS = {
+    "exchange": {"exchange_type": "direct", "durable": True, "arguments": DIVERTED},
+    "queue": {"durable": True, "arguments": {"x-max-length": 5}},
+}
+SHORT, DIVERTS = "the value '5' of type 'signedint'", "the value 'amq.fanout' of type 'longstr'"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "argument", "received", "current"),
+    [
+        ("exchange", {"exchange_type": "fanout"}, "type", "'fanout'", "'direct'"),
+        ("exchange", {"durable": False}, "durable", "'false'", "'true'"),
+        ("exchange", {"auto_delete": True}, "auto_delete", "'true'", "'false'"),
+        ("exchange", {"internal": True}, "internal", "'true'", "'false'"),
+        ("exchange", {"arguments": {}}, "alternate-exchange", "none", DIVERTS),
+        ("queue", {"durable": False}, "durable", "'false'", "'true'"),
+        ("queue", {"auto_delete": True}, "auto_delete", "'true'", "'false'"),
+        ("queue", {"arguments": {"x-max-length": 6}}, "x-max-length", "'6'", "'5'"),
+        ("queue", {"arguments": {}}, "x-max-length", "none", SHORT),
+        ("queue", {"arguments": {"x-max-length": 5, "x-message-ttl": 9}}, "x-message-ttl", SHORT.replace("5", "9"), "none"),
+    ],
+)  # fmt: skip
+def test_the_same_may_be_declared_again_and_another_may_not(
+    connection: BlockingConnection, fresh: Fresh, kind: str, change: dict[str, Any],
+    argument: str, received: str, current: str,
+) -> None:  # fmt: skip
+    name = fresh(kind)
+
+    def declare(channel: BlockingChannel, **other: Any) -> None:
+        getattr(channel, f"{kind}_declare")(name, **{**KINDS[kind], **other})
+
+    for _ in range(2):
+        declare(connection.channel())
+    channel = connection.channel()
+    text = f"inequivalent arg '{argument}' for {kind} '{name}' in vhost '/': received {received} but current is {current}"
+    channel_refuses(channel, lambda: declare(channel, **change), 406, f"PRECONDITION_FAILED - {text}")
 
 
 def test_an_unknown_exchange_type_closes_the_connection_with_503(
@@ -380,46 +379,6 @@ def test_declare_tells_messages_and_consumers_and_delete_and_purge_how_many_went
     assert channel.queue_delete(queue).method.message_count == 2
     # it is not there any more, which is no error
     assert channel.queue_delete(queue).method.message_count == 0
-
-
-def test_the_same_queue_may_be_declared_again_and_another_may_not(
-    connection: BlockingConnection, fresh: Fresh
-) -> None:
-    queue = fresh("queue")
-    same: dict[str, Any] = {"durable": True, "arguments": {"x-max-length": 5}}
-    for _ in range(2):
-        connection.channel().queue_declare(queue, **same)
-    for change, text in (
-        (
-            {"durable": False},
-            "arg 'durable' for queue '{}' in vhost '/': received 'false' but current is 'true'",
-        ),
-        (
-            {"auto_delete": True},
-            "arg 'auto_delete' for queue '{}' in vhost '/': received 'true' but current is 'false'",
-        ),
-        (
-            {"arguments": {"x-max-length": 6}},
-            "arg 'x-max-length' for queue '{}' in vhost '/': received '6' but current is '5'",
-        ),
-        (
-            {"arguments": {}},
-            "arg 'x-max-length' for queue '{}' in vhost '/': received none but current is the value '5' of "
-            "type 'signedint'",
-        ),
-        (
-            {"arguments": {"x-max-length": 5, "x-message-ttl": 9}},
-            "arg 'x-message-ttl' for queue '{}' in vhost '/': received the value '9' of type 'signedint' but "
-            "current is none",
-        ),
-    ):
-        channel = connection.channel()
-        channel_refuses(
-            channel,
-            lambda one=channel, other=change: one.queue_declare(queue, **{**same, **other}),
-            406,
-            f"PRECONDITION_FAILED - inequivalent {text.format(queue)}",
-        )
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,10 @@ def audited(tmp_path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (tmp_path / "data" / "audit.log").read_text().splitlines()]
 
 
-def refusal(url: str, vhost: str) -> tuple[int, str]:
+def refusal(url: str, vhost: str, user: str = "guest", password: str = "guest") -> tuple[int, str]:
     """What connection.open of ``vhost`` gets."""
     with Peer(url) as client:
+        client.user, client.password = user, password
         client.tuned()
         client.send(0, c.Connection.TuneOk(2047, 131_072, 0))
         client.send(0, c.Connection.Open(vhost))
@@ -265,7 +266,7 @@ def test_permissions_are_given_and_listed_per_virtual_host(broker: Broker, tmp_p
         listed = [(found.vhost, found.exchange, found.configure) for found in accounts.permissions()]
         assert listed == [(SALES, "", "^a"), (SALES, "amq.topic", "")]
     url = broker.amqp_urls[0].replace("amqp://", "amqp://ann:of%20ann@")
-    assert refusal_of("ann", "of ann", url, "/") == (
+    assert refusal(url, "/", "ann", "of ann") == (
         530,
         "NOT_ALLOWED - access to vhost '/' refused for user 'ann'",
     )
@@ -288,16 +289,6 @@ def _hash(password: str) -> str:
     from broker_core.core import password as passwords
 
     return passwords.hashed(password, passwords.Cost(4))
-
-
-def refusal_of(user: str, password: str, url: str, vhost: str) -> tuple[int, str]:
-    with Peer(url) as client:
-        client.user, client.password = user, password
-        client.tuned()
-        client.send(0, c.Connection.TuneOk(2047, 131_072, 0))
-        client.send(0, c.Connection.Open(vhost))
-        closed = client.expect(c.Connection.Close, 0)
-    return closed.reply_code, closed.reply_text
 
 
 def test_after_a_sigkill_each_virtual_host_has_what_was_committed_there(served: Served) -> None:
