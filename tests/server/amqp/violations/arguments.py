@@ -146,48 +146,34 @@ ARGUMENTS = [
     row(
         "queue.declare of an exclusive quorum queue",
         queue({"x-queue-type": "quorum"}, durable=True),
-        ChannelClosed(
-            406,
-            "PRECONDITION_FAILED - invalid property 'exclusive-owner' for queue 'violation.arguments' "
-            "in vhost '/'",
-        ),
+        "PRECONDITION_FAILED - invalid property 'exclusive-owner' for queue 'violation.arguments' "
+        "in vhost '/'",
     ),
     row(
         "queue.declare of a transient quorum queue",
         queue({"x-queue-type": "quorum"}, exclusive=False),
-        ChannelClosed(
-            406,
-            "PRECONDITION_FAILED - invalid property 'non-durable' for queue "
-            "'violation.arguments' in vhost '/'",
-        ),
+        "PRECONDITION_FAILED - invalid property 'non-durable' for queue 'violation.arguments' in vhost '/'",
     ),
     row(
         "queue.declare of an auto-delete quorum queue",
         queue({"x-queue-type": "quorum"}, durable=True, exclusive=False, auto_delete=True),
-        ChannelClosed(
-            406,
-            "PRECONDITION_FAILED - invalid property 'auto-delete' for queue "
-            "'violation.arguments' in vhost '/'",
-        ),
+        "PRECONDITION_FAILED - invalid property 'auto-delete' for queue 'violation.arguments' in vhost '/'",
     ),
     row("queue.declare with an unknown argument", queue({"x-nonsense": 1})),
     row(
         "queue.declare with x-delivery-limit",
         queue({"x-delivery-limit": 3}),
-        ChannelClosed(406, CLASSIC.format("x-delivery-limit")),
+        CLASSIC.format("x-delivery-limit"),
         why="every queue of this broker counts deliveries",
         here=Answered(("Queue.DeclareOk",)),
     ),
     row(
         "queue.declare of a stream",
         queue({"x-queue-type": "stream"}, durable=True, exclusive=True),
-        ChannelClosed(
-            406,
-            "PRECONDITION_FAILED - invalid property 'exclusive-owner' for queue 'violation.arguments' "
-            "in vhost '/'",
-        ),
+        "PRECONDITION_FAILED - invalid property 'exclusive-owner' for queue 'violation.arguments' "
+        "in vhost '/'",
         why="this broker has no streams",
-        here=ChannelClosed(406, invalid("x-queue-type", "\"unsupported queue type 'stream'\"")),
+        here=invalid("x-queue-type", "\"unsupported queue type 'stream'\""),
     ),
 ]
 

@@ -134,20 +134,37 @@ HAS_ANSWER = tuple(
 )
 
 
-def row(name: str, *sends: Any, **fields: Any) -> Row:
-    """What is sent, and last the outcome; without one, each method is answered that has an answer."""
-    frames: list[Any] = [sent[1] if type(sent) is tuple else sent for sent in sends]
-    outcome: Outcome
-    if isinstance(sends[-1], Outcome):
-        *_, outcome = sends
-        sends, frames = sends[:-1], frames[:-1]
-    else:
-        outcome = Answered(tuple(f"{frame.name}Ok" for frame in frames if isinstance(frame, HAS_ANSWER)))
-    last = frames[-1].index if isinstance(frames[-1], base.Frame) else 0
+# of the channel below 500, else of the connection
+CODES = {
+    "ACCESS_REFUSED": 403, "NOT_FOUND": 404, "RESOURCE_LOCKED": 405, "PRECONDITION_FAILED": 406,
+    "FRAME_ERROR": 501, "SYNTAX_ERROR": 502, "COMMAND_INVALID": 503, "CHANNEL_ERROR": 504,
+    "UNEXPECTED_FRAME": 505, "NOT_ALLOWED": 530, "NOT_IMPLEMENTED": 540, "INTERNAL_ERROR": 541,
+}  # fmt: skip
 
-    def complete(found: Outcome | None) -> Outcome | None:
-        blames = isinstance(found, ChannelClosed | ConnectionClosed) and found.ids == BLAMED
-        return found._replace(ids=divmod(last, 1 << 16)) if blames else found  # type: ignore[union-attr,call-arg]
 
-    outcome, here = complete(outcome), complete(fields.pop("here", None))  # type: ignore[assignment]
-    return Row(name, sends, outcome, here=here, **fields)
+def closed(text: Text, ids: tuple[int, int] = BLAMED) -> Outcome:
+    """With the reply code that the text begins with."""
+    words = text.pattern if isinstance(text, Like) else text
+    code = CODES[words.split(" - ")[0]]
+    return (ChannelClosed if code < 500 else ConnectionClosed)(code, text, ids)
+
+
+def row(name: str, *sends: Any, ids: tuple[int, int] = BLAMED, here: Any = None, **fields: Any) -> Row:
+    """What is sent, and last the outcome, or the text of a close with the ``ids`` that it names; without one,
+    each method is answered that has an answer.
+    """
+    *frames, outcome = sends
+    if isinstance(outcome, Text):
+        outcome = closed(outcome, ids)
+    elif not isinstance(outcome, Outcome):
+        frames = [*sends]
+        methods = [sent[1] if type(sent) is tuple else sent for sent in frames]
+        outcome = Answered(tuple(f"{each.name}Ok" for each in methods if isinstance(each, HAS_ANSWER)))
+    last = frames[-1][1] if type(frames[-1]) is tuple else frames[-1]
+    blamed = divmod(last.index, 1 << 16) if isinstance(last, base.Frame) else (0, 0)
+
+    def complete(found: Any) -> Any:
+        found = closed(found) if isinstance(found, Text) else found
+        return found._replace(ids=blamed) if getattr(found, "ids", ()) == BLAMED else found
+
+    return Row(name, tuple(frames), complete(outcome), here=complete(here), **fields)
