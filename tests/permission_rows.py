@@ -10,7 +10,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pamqp import base
 from pamqp import commands as c
@@ -39,6 +39,13 @@ class Row(NamedTuple):
     login: type[base.Frame] | None = None
 
 
+def row(name: str, frame: base.Frame, *needs: str, **more: Any) -> Row:
+    """``needs``: permission, kind and name. The answer is that of the method, unless ``answer`` says another."""
+    group, method = frame.name.split(".")
+    answer = getattr(getattr(c, group), f"{method}Ok", None) if frame.synchronous else None
+    return Row(name, frame, more.pop("answer", answer), tuple(tuple(each.split()) for each in needs), **more)  # type: ignore[misc]
+
+
 def _recover_async() -> base.Frame:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -46,146 +53,107 @@ def _recover_async() -> base.Frame:
 
 
 ROWS = (
-    Row(
-        "exchange.declare",
-        c.Exchange.Declare(exchange="x-new"),
-        c.Exchange.DeclareOk,
-        (("configure", "exchange", "x-new"),),
-    ),
-    Row(
+    row("exchange.declare", c.Exchange.Declare(exchange="x-new"), "configure exchange x-new"),
+    row(
         "exchange.declare with an alternate exchange",
         c.Exchange.Declare(exchange="x-alternate", arguments={"alternate-exchange": "x"}),
-        c.Exchange.DeclareOk,
-        (
-            ("configure", "exchange", "x-alternate"),
-            ("read", "exchange", "x-alternate"),
-            ("write", "exchange", "x"),
-        ),
+        "configure exchange x-alternate",
+        "read exchange x-alternate",
+        "write exchange x",
     ),
-    Row(
+    row(
         "exchange.declare again with an alternate exchange",
         c.Exchange.Declare(exchange="x-diverting", arguments={"alternate-exchange": "x"}),
-        c.Exchange.DeclareOk,
-        (("configure", "exchange", "x-diverting"),),
+        "configure exchange x-diverting",
     ),
-    Row("exchange.declare passive", c.Exchange.Declare(exchange="x", passive=True), c.Exchange.DeclareOk),
-    Row(
-        "exchange.delete",
-        c.Exchange.Delete(exchange="x-gone"),
-        c.Exchange.DeleteOk,
-        (("configure", "exchange", "x-gone"),),
-    ),
-    Row(
+    row("exchange.declare passive", c.Exchange.Declare(exchange="x", passive=True)),
+    row("exchange.delete", c.Exchange.Delete(exchange="x-gone"), "configure exchange x-gone"),
+    row(
         "exchange.bind",
         c.Exchange.Bind(destination="x-other", source="x", routing_key="k"),
-        c.Exchange.BindOk,
-        (("write", "exchange", "x-other"), ("read", "exchange", "x")),
+        "write exchange x-other",
+        "read exchange x",
     ),
-    Row(
+    row(
         "exchange.unbind",
         c.Exchange.Unbind(destination="x-other", source="x", routing_key="k"),
-        c.Exchange.UnbindOk,
-        (("write", "exchange", "x-other"), ("read", "exchange", "x")),
+        "write exchange x-other",
+        "read exchange x",
     ),
-    Row(
-        "queue.declare",
-        c.Queue.Declare(queue="q-new"),
-        c.Queue.DeclareOk,
-        (("configure", "queue", "q-new"),),
-    ),
-    Row(
+    row("queue.declare", c.Queue.Declare(queue="q-new"), "configure queue q-new"),
+    row(
         "queue.declare with a dead-letter exchange",
         c.Queue.Declare(queue="q-letters", arguments={"x-dead-letter-exchange": "x"}),
-        c.Queue.DeclareOk,
-        (("configure", "queue", "q-letters"), ("read", "queue", "q-letters"), ("write", "exchange", "x")),
+        "configure queue q-letters",
+        "read queue q-letters",
+        "write exchange x",
     ),
-    Row(
+    row(
         "queue.declare with the default exchange for dead letters",
         c.Queue.Declare(queue="q-default", arguments={"x-dead-letter-exchange": ""}),
-        c.Queue.DeclareOk,
-        (
-            ("configure", "queue", "q-default"),
-            ("read", "queue", "q-default"),
-            ("write", "exchange", "amq.default"),
-        ),
+        "configure queue q-default",
+        "read queue q-default",
+        "write exchange amq.default",
     ),
-    Row(
+    row(
         "queue.declare again with a dead-letter exchange",
         c.Queue.Declare(queue="q-dying", arguments={"x-dead-letter-exchange": "x"}),
-        c.Queue.DeclareOk,
-        (("configure", "queue", "q-dying"),),
+        "configure queue q-dying",
     ),
-    Row("queue.declare passive", c.Queue.Declare(queue="q", passive=True), c.Queue.DeclareOk),
-    Row(
-        "queue.delete", c.Queue.Delete(queue="q-gone"), c.Queue.DeleteOk, (("configure", "queue", "q-gone"),)
-    ),
-    Row(
+    row("queue.declare passive", c.Queue.Declare(queue="q", passive=True)),
+    row("queue.delete", c.Queue.Delete(queue="q-gone"), "configure queue q-gone"),
+    row(
         "queue.bind",
         c.Queue.Bind(queue="q", exchange="x", routing_key="k"),
-        c.Queue.BindOk,
-        (("write", "queue", "q"), ("read", "exchange", "x")),
+        "write queue q",
+        "read exchange x",
     ),
-    Row(
+    row(
         "queue.unbind",
         c.Queue.Unbind(queue="q", exchange="x", routing_key="k"),
-        c.Queue.UnbindOk,
-        (("write", "queue", "q"), ("read", "exchange", "x")),
+        "write queue q",
+        "read exchange x",
     ),
-    Row("queue.purge", c.Queue.Purge(queue="q"), c.Queue.PurgeOk, (("read", "queue", "q"),)),
-    Row("basic.publish", c.Basic.Publish(exchange="x"), None, (("write", "exchange", "x"),)),
-    Row(
+    row("queue.purge", c.Queue.Purge(queue="q"), "read queue q"),
+    row("basic.publish", c.Basic.Publish(exchange="x"), "write exchange x"),
+    row(
         "basic.publish to the default exchange",
         c.Basic.Publish(exchange="", routing_key="q"),
-        None,
-        (("write", "exchange", "amq.default"),),
+        "write exchange amq.default",
     ),
-    Row("basic.get", c.Basic.Get(queue="q-empty"), c.Basic.GetEmpty, (("read", "queue", "q-empty"),)),
-    Row(
-        "basic.consume",
-        c.Basic.Consume(queue="q-empty", consumer_tag="t"),
-        c.Basic.ConsumeOk,
-        (("read", "queue", "q-empty"),),
-    ),
-    Row("basic.cancel", c.Basic.Cancel(consumer_tag="t"), c.Basic.CancelOk),
-    Row("basic.qos", c.Basic.Qos(prefetch_count=1), c.Basic.QosOk),
-    Row("basic.ack", c.Basic.Ack(0, multiple=True), None),
-    Row("basic.nack", c.Basic.Nack(0, multiple=True), None),
-    Row("basic.reject", c.Basic.Reject(7), c.Channel.Close),  # 406: there is no such tag
-    Row("basic.recover", c.Basic.Recover(requeue=True), c.Basic.RecoverOk),
-    Row("basic.recover-async", _recover_async(), None),
-    Row("tx.select", c.Tx.Select(), c.Tx.SelectOk),
-    Row("tx.commit", c.Tx.Commit(), c.Tx.CommitOk, before=(c.Tx.Select(),)),
-    Row("tx.rollback", c.Tx.Rollback(), c.Tx.RollbackOk, before=(c.Tx.Select(),)),
-    Row("confirm.select", c.Confirm.Select(), c.Confirm.SelectOk),
-    Row("channel.open", c.Channel.Open(), c.Channel.OpenOk, channel=2),
-    Row("channel.flow", c.Channel.Flow(active=True), c.Channel.FlowOk),
-    Row("channel.flow-ok", c.Channel.FlowOk(active=True), c.Connection.Close),  # 503: none was asked for
-    Row("channel.close", c.Channel.Close(200, "", 0, 0), c.Channel.CloseOk),
-    Row("channel.close-ok", c.Channel.CloseOk(), c.Connection.Close),
+    row("basic.get", c.Basic.Get(queue="q-empty"), "read queue q-empty", answer=c.Basic.GetEmpty),
+    row("basic.consume", c.Basic.Consume(queue="q-empty", consumer_tag="t"), "read queue q-empty"),
+    row("basic.cancel", c.Basic.Cancel(consumer_tag="t")),
+    row("basic.qos", c.Basic.Qos(prefetch_count=1)),
+    row("basic.ack", c.Basic.Ack(0, multiple=True)),
+    row("basic.nack", c.Basic.Nack(0, multiple=True)),
+    row("basic.reject", c.Basic.Reject(7), answer=c.Channel.Close),  # 406: there is no such tag
+    row("basic.recover", c.Basic.Recover(requeue=True)),
+    row("basic.recover-async", _recover_async()),
+    row("tx.select", c.Tx.Select()),
+    row("tx.commit", c.Tx.Commit(), before=(c.Tx.Select(),)),
+    row("tx.rollback", c.Tx.Rollback(), before=(c.Tx.Select(),)),
+    row("confirm.select", c.Confirm.Select()),
+    row("channel.open", c.Channel.Open(), channel=2),
+    row("channel.flow", c.Channel.Flow(active=True)),
+    row(
+        "channel.flow-ok", c.Channel.FlowOk(active=True), answer=c.Connection.Close
+    ),  # 503: none was asked for
+    row("channel.close", c.Channel.Close(200, "", 0, 0)),
+    row("channel.close-ok", c.Channel.CloseOk(), answer=c.Connection.Close),
     # on an open connection, each of these comes too late: 504
-    Row(
+    row(
         "connection.start-ok",
         c.Connection.StartOk({}, "PLAIN", f"\0{USER}\0wrong", "en_US"),
-        c.Connection.Close,
+        answer=c.Connection.Close,
         channel=0,
     ),
-    Row("connection.secure-ok", c.Connection.SecureOk("x"), c.Connection.Close, channel=0),
-    Row("connection.tune-ok", c.Connection.TuneOk(2047, 131_072, 0), c.Connection.Close, channel=0),
-    Row("connection.open", c.Connection.Open("/"), c.Connection.Close, channel=0),
-    Row("connection.close-ok", c.Connection.CloseOk(), c.Connection.Close, channel=0),
-    Row(
-        "connection.update-secret",
-        c.Connection.UpdateSecret("another", "renewed"),
-        c.Connection.UpdateSecretOk,
-        channel=0,
-    ),
-    Row(
-        "connection.close",
-        c.Connection.Close(200, "", 0, 0),
-        c.Connection.CloseOk,
-        channel=0,
-        login=c.Connection.CloseOk,
-    ),
+    row("connection.secure-ok", c.Connection.SecureOk("x"), answer=c.Connection.Close, channel=0),
+    row("connection.tune-ok", c.Connection.TuneOk(2047, 131_072, 0), answer=c.Connection.Close, channel=0),
+    row("connection.open", c.Connection.Open("/"), answer=c.Connection.Close, channel=0),
+    row("connection.close-ok", c.Connection.CloseOk(), answer=c.Connection.Close, channel=0),
+    row("connection.update-secret", c.Connection.UpdateSecret("another", "renewed"), channel=0),
+    row("connection.close", c.Connection.Close(200, "", 0, 0), channel=0, login=c.Connection.CloseOk),
 )
 OBJECTS = (
     c.Exchange.Declare(exchange="x"),
