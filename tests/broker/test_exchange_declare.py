@@ -19,37 +19,18 @@ from tests.routing.test_exchange import names, topology
 
 
 @pytest.mark.parametrize(
-    ("declaration", "text"),
+    ("declaration", "argument", "received", "current"),
     [
-        (
-            {"type": "fanout"},
-            "'type' for exchange 'x' in vhost '/': received 'fanout' but current is 'direct'",
-        ),
-        (
-            {"durable": False},
-            "'durable' for exchange 'x' in vhost '/': received 'false' but current is 'true'",
-        ),
-        (
-            {"auto_delete": True},
-            "'auto_delete' for exchange 'x' in vhost '/': received 'true' but current is 'false'",
-        ),
-        (
-            {"internal": True},
-            "'internal' for exchange 'x' in vhost '/': received 'true' but current is 'false'",
-        ),
-        (
-            {"arguments": {}},
-            "'alternate-exchange' for exchange 'x' in vhost '/': received none but current is the value 'a' "
-            "of type 'longstr'",
-        ),
-        (
-            {"arguments": {"alternate-exchange": "b"}},
-            "'alternate-exchange' for exchange 'x' in vhost '/': received 'b' but current is 'a'",
-        ),
+        ({"type": "fanout"}, "type", "'fanout'", "'direct'"),
+        ({"durable": False}, "durable", "'false'", "'true'"),
+        ({"auto_delete": True}, "auto_delete", "'true'", "'false'"),
+        ({"internal": True}, "internal", "'true'", "'false'"),
+        ({"arguments": {}}, "alternate-exchange", "none", "the value 'a' of type 'longstr'"),
+        ({"arguments": {"alternate-exchange": "b"}}, "alternate-exchange", "'b'", "'a'"),
     ],
 )
 def test_an_exchange_declared_again_otherwise_is_refused_and_stays_as_it_is(
-    declaration: dict[str, Any], text: str
+    declaration: dict[str, Any], argument: str, received: str, current: str
 ) -> None:
     found = topology()
     found.declare_exchange(Change(), "x", "direct", arguments={"alternate-exchange": "a"})
@@ -58,6 +39,7 @@ def test_an_exchange_declared_again_otherwise_is_refused_and_stays_as_it_is(
         found.declare_exchange(
             change, "x", **{"type": "direct", "arguments": {"alternate-exchange": "a"}, **declaration}
         )
+    text = f"'{argument}' for exchange 'x' in vhost '/': received {received} but current is {current}"
     assert caught.value.summary == f"inequivalent arg {text}"
     same = found.declare_exchange(change, "x", "direct", arguments={"alternate-exchange": "a", "mine": 1})
     assert same is found.exchange("x") and same.arguments == {"alternate-exchange": "a"} and not change.puts

@@ -207,55 +207,28 @@ def test_every_argument_at_the_ends_of_its_range_survives_a_restart_and_so_does_
 
 
 @pytest.mark.parametrize(
-    ("declaration", "text"),
+    ("declaration", "argument", "received", "current"),
     [
-        ({"durable": False}, "'durable' for queue 'q' in vhost '/': received 'false' but current is 'true'"),
-        (
-            {"auto_delete": True},
-            "'auto_delete' for queue 'q' in vhost '/': received 'true' but current is 'false'",
-        ),
-        (
-            {"arguments": {}},
-            "'x-max-length' for queue 'q' in vhost '/': received none but current is the "
-            "value '5' of type 'signedint'",
-        ),
-        (
-            {"arguments": {"x-max-length": "5"}},
-            "'x-max-length' for queue 'q' in vhost '/': received '5' but current is '5'",
-        ),
-        (
-            {"arguments": {"x-max-length": -6}},
-            "'x-max-length' for queue 'q' in vhost '/': received '-6' but current is '5'",
-        ),
-        (
-            {"arguments": {"x-max-length": True}},
-            "'x-max-length' for queue 'q' in vhost '/': received 'true' but current is '5'",
-        ),
-        (
-            {"arguments": {"x-max-length": 5, "x-expires": 2**33}},
-            "'x-expires' for queue 'q' in vhost '/': received the value '8589934592' of type 'long' but "
-            "current is none",
-        ),
-        (
-            {"arguments": {"x-max-length": 5, "x-single-active-consumer": True}},
-            "'x-single-active-consumer' for queue 'q' in vhost '/': received the value 'true' of type 'bool' "
-            "but current is none",
-        ),
-        (
-            {"arguments": {"x-max-length": 5, "x-queue-type": "quorum"}},
-            "'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type 'longstr' but "
-            "current is none",
-        ),
+        ({"durable": False}, "durable", "'false'", "'true'"),
+        ({"auto_delete": True}, "auto_delete", "'true'", "'false'"),
+        ({"arguments": {}}, "x-max-length", "none", "the value '5' of type 'signedint'"),
+        ({"arguments": {"x-max-length": "5"}}, "x-max-length", "'5'", "'5'"),
+        ({"arguments": {"x-max-length": -6}}, "x-max-length", "'-6'", "'5'"),
+        ({"arguments": {"x-max-length": True}}, "x-max-length", "'true'", "'5'"),
+        ({"arguments": {"x-max-length": 5, "x-expires": 2**33}}, "x-expires", "the value '8589934592' of type 'long'", "none"),
+        ({"arguments": {"x-max-length": 5, "x-single-active-consumer": True}}, "x-single-active-consumer", "the value 'true' of type 'bool'", "none"),
+        ({"arguments": {"x-max-length": 5, "x-queue-type": "quorum"}}, "x-queue-type", "the value 'quorum' of type 'longstr'", "none"),
     ],
-)
+)  # fmt: skip
 def test_a_queue_declared_again_otherwise_is_refused_in_rabbitmqs_words(
-    declaration: dict[str, Any], text: str
+    declaration: dict[str, Any], argument: str, received: str, current: str
 ) -> None:
     found = topology()
     found.declare_queue(Change(), "q", arguments={"x-max-length": 5})
     change = Change()
     with pytest.raises(errors.PreconditionFailed) as caught:
         found.declare_queue(change, "q", **{"arguments": {"x-max-length": 5}, **declaration})
+    text = f"'{argument}' for queue 'q' in vhost '/': received {received} but current is {current}"
     assert caught.value.summary == f"inequivalent arg {text}"
     same = found.declare_queue(
         change, "q", arguments={"x-max-length": 5, "x-queue-type": "classic", "mine": 1}
