@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from pamqp import commands
@@ -39,6 +40,8 @@ DELIVERY_MODE_3 = encoded(1, B.Publish(routing_key="violation.mine")) + raw(
     2, 1, bytes.fromhex("003c0000 0000000000000000 1000 03")
 )
 
+on_mine = partial(row, before=(MINE,))
+
 PUBLISH = [
     row(
         "publish to a missing exchange",
@@ -66,33 +69,21 @@ PUBLISH = [
         "ACCESS_REFUSED - cannot publish to internal exchange 'amq.rabbitmq.trace' in vhost '/'",
         ids=(60, 40),
     ),
-    row(
-        "publish immediate",
-        publish(immediate=True),
-        "NOT_IMPLEMENTED - immediate=true",
-        ids=(60, 40),
-        before=(MINE,),
-    ),
+    on_mine("publish immediate", publish(immediate=True), "NOT_IMPLEMENTED - immediate=true", ids=(60, 40)),
     row(
         "publish immediate to a missing queue",
         publish(immediate=True, routing_key="violation.missing"),
         "NOT_IMPLEMENTED - immediate=true",
         ids=(60, 40),
     ),
-    row(
-        "publish to nowhere is not an error",
-        publish(routing_key="violation.missing"),
-        BARRIER,
-        before=(MINE,),
-    ),
-    row(
+    on_mine("publish to nowhere is not an error", publish(routing_key="violation.missing"), BARRIER),
+    on_mine(
         "publish as another user",
         publish(user_id="nobody"),
         "PRECONDITION_FAILED - user_id property set to 'nobody' but authenticated user was 'guest'",
         ids=(60, 40),
-        before=(MINE,),
     ),
-    row("publish as oneself", publish(user_id="guest"), BARRIER, before=(MINE,)),
+    on_mine("publish as oneself", publish(user_id="guest"), BARRIER),
     row(
         "publish as another user in a transaction",
         publish(user_id="nobody"),
@@ -100,58 +91,51 @@ PUBLISH = [
         ids=(60, 40),
         before=(MINE, T.Select()),
     ),
-    row(
+    on_mine(
         "publish with an expiration that is no number",
         publish(expiration="soon"),
         "PRECONDITION_FAILED - invalid expiration 'soon': no_integer",
         ids=(60, 40),
-        before=(MINE,),
     ),
-    row(
+    on_mine(
         "publish with an expiration below 0",
         publish(expiration="-1"),
         "PRECONDITION_FAILED - invalid expiration '-1': {value_negative,-1}",
         ids=(60, 40),
-        before=(MINE,),
     ),
-    row(
+    on_mine(
         "publish with an expiration of nothing",
         NO_EXPIRATION,
         "PRECONDITION_FAILED - invalid expiration '': no_integer",
         ids=(60, 40),
-        before=(MINE,),
     ),
-    row(
+    on_mine(
         "publish with an expiration that is too large",
         publish(expiration=str(1 << 50)),
         "PRECONDITION_FAILED - invalid expiration '1125899906842624': {value_too_large,1125899906842624}",
         ids=(60, 40),
-        before=(MINE,),
     ),
-    row(
+    on_mine(
         "publish with an expiration that is a fraction",
         publish(expiration="1.5"),
         "PRECONDITION_FAILED - invalid expiration '1.5': {leftover_string,\".5\"}",
         ids=(60, 40),
-        before=(MINE,),
     ),
-    row(
+    on_mine(
         "publish with a CC that is a text",
         publish(headers={"CC": "violation.mine"}),
         'PRECONDITION_FAILED - invalid message: {unacceptable_type_in_header,"CC",longstr}',
         ids=(60, 40),
-        before=(MINE,),
     ),
-    row("publish with a BCC of numbers", publish(headers={"BCC": [1, 2]}), BARRIER, before=(MINE,)),
-    row(
+    on_mine("publish with a BCC of numbers", publish(headers={"BCC": [1, 2]}), BARRIER),
+    on_mine(
         "publish with delivery mode 3",
         DELIVERY_MODE_3,
         BARRIER,
         "PRECONDITION_FAILED - invalid message: {delivery_mode_unknown,3}",
         ids=(60, 40),
-        before=(MINE,),
     ),
-    row("publish above the highest priority", publish(priority=255), BARRIER, before=(MINE,)),
+    on_mine("publish above the highest priority", publish(priority=255), BARRIER),
 ]
 
 IGNORED = "RabbitMQ ignores what it does not know; here nothing is accepted and ignored"
@@ -188,31 +172,26 @@ CONSUMERS = [
         "ACCESS_REFUSED - queue 'violation.shared' in vhost '/' in exclusive use",
         other=(SHARED, B.Consume(queue="violation.shared")),
     ),
-    row(
+    on_mine(
         "consume with a priority that is a text",
         B.Consume(queue="violation.mine", arguments={"x-priority": "high"}),
         "PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'violation.mine' in vhost '/': "
         '"expected integer, got longstr"',
-        before=(MINE,),
     ),
-    row(
+    on_mine(
         "consume with a priority that is a fraction",
         B.Consume(queue="violation.mine", arguments={"x-priority": 1.5}),
         Like(
             "PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'violation.mine' in vhost '/': "
             ".expected integer.*"
         ),
-        before=(MINE,),
     ),
-    row(
-        "consume with no-local is allowed",
-        B.Consume(queue="violation.mine", no_local=True, consumer_tag="t"),
-        before=(MINE,),
+    on_mine(
+        "consume with no-local is allowed", B.Consume(queue="violation.mine", no_local=True, consumer_tag="t")
     ),
-    row(
+    on_mine(
         "consume with an unknown argument",
         B.Consume(queue="violation.mine", arguments={"x-nonsense": 1}, consumer_tag="t"),
-        before=(MINE,),
     ),
     row("cancel of an unknown tag", B.Cancel("unknown")),
     row(
@@ -224,33 +203,31 @@ CONSUMERS = [
 ]
 
 TAKEN = (MINE, publish(), GET)
+taken = partial(row, before=TAKEN)
 TAGS = [
     row("ack of an unknown tag", B.Ack(5), "PRECONDITION_FAILED - unknown delivery tag 5"),
     row("ack of an unknown tag, multiple", B.Ack(5, True), "PRECONDITION_FAILED - unknown delivery tag 5"),
-    row(
+    taken(
         "ack of an unknown tag, multiple, above a known one",
         B.Ack(5, True),
         "PRECONDITION_FAILED - unknown delivery tag 5",
-        before=TAKEN,
     ),
-    row("ack of 0, not multiple", B.Ack(0), "PRECONDITION_FAILED - unknown delivery tag 0", before=TAKEN),
-    row("ack of 0, multiple", B.Ack(0, True), BARRIER, before=TAKEN),
-    row("ack of 0, multiple, with nothing to ack", B.Ack(0, True), BARRIER, before=(MINE,)),
-    row("ack twice", B.Ack(1), B.Ack(1), "PRECONDITION_FAILED - unknown delivery tag 1", before=TAKEN),
-    row(
+    taken("ack of 0, not multiple", B.Ack(0), "PRECONDITION_FAILED - unknown delivery tag 0"),
+    taken("ack of 0, multiple", B.Ack(0, True), BARRIER),
+    on_mine("ack of 0, multiple, with nothing to ack", B.Ack(0, True), BARRIER),
+    taken("ack twice", B.Ack(1), B.Ack(1), "PRECONDITION_FAILED - unknown delivery tag 1"),
+    taken(
         "ack below what was acked, multiple",
         B.Ack(1),
         B.Ack(1, True),
         "PRECONDITION_FAILED - unknown delivery tag 1",
-        before=TAKEN,
     ),
-    row(
+    taken(
         "ack of another channel's tag",
         (2, B.Ack(1)),
         (2, Q.Declare(queue="violation.mine", passive=True)),
         "PRECONDITION_FAILED - unknown delivery tag 1",
         ids=(60, 80),
-        before=TAKEN,
     ),
     row(
         "ack of a delivery without ack",
@@ -259,29 +236,16 @@ TAGS = [
         before=(MINE, publish(), B.Get(queue="violation.mine", no_ack=True)),
     ),
     row("nack of an unknown tag", B.Nack(5), "PRECONDITION_FAILED - unknown delivery tag 5"),
-    row(
-        "nack of an unknown tag, multiple",
-        B.Nack(5, True),
-        "PRECONDITION_FAILED - unknown delivery tag 5",
-        before=TAKEN,
+    taken(
+        "nack of an unknown tag, multiple", B.Nack(5, True), "PRECONDITION_FAILED - unknown delivery tag 5"
     ),
-    row("nack of 0, not multiple", B.Nack(0), "PRECONDITION_FAILED - unknown delivery tag 0", before=TAKEN),
-    row("nack of 0, multiple, with nothing to nack", B.Nack(0, True), BARRIER, before=(MINE,)),
-    row(
-        "nack of what was acked",
-        B.Ack(1),
-        B.Nack(1),
-        "PRECONDITION_FAILED - unknown delivery tag 1",
-        before=TAKEN,
-    ),
+    taken("nack of 0, not multiple", B.Nack(0), "PRECONDITION_FAILED - unknown delivery tag 0"),
+    on_mine("nack of 0, multiple, with nothing to nack", B.Nack(0, True), BARRIER),
+    taken("nack of what was acked", B.Ack(1), B.Nack(1), "PRECONDITION_FAILED - unknown delivery tag 1"),
     row("reject of an unknown tag", B.Reject(5), "PRECONDITION_FAILED - unknown delivery tag 5"),
-    row("reject of 0", B.Reject(0), "PRECONDITION_FAILED - unknown delivery tag 0", before=TAKEN),
-    row(
-        "reject twice",
-        B.Reject(1, False),
-        B.Reject(1, False),
-        "PRECONDITION_FAILED - unknown delivery tag 1",
-        before=TAKEN,
+    taken("reject of 0", B.Reject(0), "PRECONDITION_FAILED - unknown delivery tag 0"),
+    taken(
+        "reject twice", B.Reject(1, False), B.Reject(1, False), "PRECONDITION_FAILED - unknown delivery tag 1"
     ),
     row(
         "ack of an unknown tag in a transaction, before its commit",
@@ -310,19 +274,14 @@ TAGS = [
         before=(*TAKEN, T.Select(), B.Ack(1), T.Rollback()),
     ),
     row("recover without requeue", B.Recover(False), "NOT_IMPLEMENTED - requeue=false"),
-    row(
-        "recover without requeue, with a delivery",
-        B.Recover(False),
-        "NOT_IMPLEMENTED - requeue=false",
-        before=TAKEN,
-    ),
+    taken("recover without requeue, with a delivery", B.Recover(False), "NOT_IMPLEMENTED - requeue=false"),
     row(
         "recover-async without requeue",
         method(1, 60, 100, b"\0"),
         "NOT_IMPLEMENTED - requeue=false",
         ids=(60, 100),
     ),
-    row("recover-async", method(1, 60, 100, b"\x01"), BARRIER, before=(MINE,)),
+    on_mine("recover-async", method(1, 60, 100, b"\x01"), BARRIER),
     row(
         "basic.ack of a confirm, from the client",
         B.Ack(1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from pamqp import commands
@@ -30,6 +31,9 @@ def exchange(name: str, kind: str, **fields: Any) -> E.Declare:
 
 IGNORED = "RabbitMQ ignores what it does not know; here nothing is accepted and ignored"
 
+on_direct = partial(row, before=(DIRECT,))
+on_mine = partial(row, before=(MINE,))
+
 EXCHANGES = [
     row(
         "exchange.declare of an unknown type",
@@ -46,31 +50,27 @@ EXCHANGES = [
         exchange("violation.x", "x-nonsense"),
         "COMMAND_INVALID - unknown exchange type 'x-nonsense'",
     ),
-    row(
+    on_direct(
         "exchange.declare again with another type",
         exchange("violation.direct", "fanout", auto_delete=True),
         inequivalent("type", "exchange 'violation.direct'", "received 'fanout' but current is 'direct'"),
-        before=(DIRECT,),
     ),
-    row(
+    on_direct(
         "exchange.declare again with another durability",
         exchange("violation.direct", "direct", auto_delete=True, durable=True),
         inequivalent("durable", "exchange 'violation.direct'", "received 'true' but current is 'false'"),
-        before=(DIRECT,),
     ),
-    row(
+    on_direct(
         "exchange.declare again without auto-delete",
         exchange("violation.direct", "direct"),
         inequivalent("auto_delete", "exchange 'violation.direct'", "received 'false' but current is 'true'"),
-        before=(DIRECT,),
     ),
-    row(
+    on_direct(
         "exchange.declare again as internal",
         exchange("violation.direct", "direct", auto_delete=True, internal=True),
         inequivalent("internal", "exchange 'violation.direct'", "received 'true' but current is 'false'"),
-        before=(DIRECT,),
     ),
-    row(
+    on_direct(
         "exchange.declare again with an alternate exchange",
         exchange(
             "violation.direct", "direct", auto_delete=True, arguments={"alternate-exchange": "amq.fanout"}
@@ -80,18 +80,13 @@ EXCHANGES = [
             "exchange 'violation.direct'",
             "received the value 'amq.fanout' of type 'longstr' but current is none",
         ),
-        before=(DIRECT,),
     ),
-    row("exchange.declare again the same", DIRECT, before=(DIRECT,)),
-    row(
-        "exchange.declare passive of another type",
-        exchange("violation.direct", "fanout", passive=True),
-        before=(DIRECT,),
+    on_direct("exchange.declare again the same", DIRECT),
+    on_direct(
+        "exchange.declare passive of another type", exchange("violation.direct", "fanout", passive=True)
     ),
-    row(
-        "exchange.declare passive of an unknown type",
-        exchange("violation.direct", "nonsense", passive=True),
-        before=(DIRECT,),
+    on_direct(
+        "exchange.declare passive of an unknown type", exchange("violation.direct", "nonsense", passive=True)
     ),
     row(
         "exchange.declare passive of a missing exchange",
@@ -237,56 +232,48 @@ QUEUES = [
         B.Consume(queue=NO_QUEUE),
         "NOT_FOUND - no queue 'violation.missing' in vhost '/'",
     ),
-    row(
+    on_mine(
         "queue.bind to a missing exchange",
         Q.Bind(queue="violation.mine", exchange="violation.missing", routing_key="k"),
         "NOT_FOUND - no exchange 'violation.missing' in vhost '/'",
-        before=(MINE,),
     ),
-    row(
+    on_mine(
         "queue.unbind from a missing exchange",
         Q.Unbind(queue="violation.mine", exchange="violation.missing", routing_key="k"),
-        before=(MINE,),
     ),
     row(
         "queue.bind of a missing queue to a missing exchange",
         Q.Bind(queue=NO_QUEUE, exchange="violation.missing", routing_key="k"),
         "NOT_FOUND - no exchange 'violation.missing' in vhost '/'",
     ),
-    row(
+    on_mine(
         "queue.bind to the default exchange",
         changed(Q.Bind(queue="violation.mine", exchange="x", routing_key="k"), exchange=""),
         "ACCESS_REFUSED - operation not permitted on the default exchange",
-        before=(MINE,),
     ),
-    row(
+    on_mine(
         "queue.unbind from the default exchange",
         changed(Q.Unbind(queue="violation.mine", exchange="x", routing_key="violation.mine"), exchange=""),
         "ACCESS_REFUSED - operation not permitted on the default exchange",
-        before=(MINE,),
     ),
-    row(
+    on_mine(
         "queue.unbind of what was never bound",
         Q.Unbind(queue="violation.mine", exchange="amq.direct", routing_key="never"),
-        before=(MINE,),
     ),
-    row(
+    on_mine(
         "queue.bind to a headers exchange with a wrong x-match",
         Q.Bind(queue="violation.mine", exchange="amq.headers", arguments={"x-match": "some"}),
         'PRECONDITION_FAILED - Invalid x-match field value <<"some">>; expected all, any, '
         "all-with-x, or any-with-x",
-        before=(MINE,),
     ),
-    row(
+    on_mine(
         "queue.bind to a headers exchange with an x-match that is a number",
         Q.Bind(queue="violation.mine", exchange="amq.headers", arguments={"x-match": 100_000}),
         "PRECONDITION_FAILED - Invalid x-match field type signedint (value 100000); expected longstr",
-        before=(MINE,),
     ),
-    row(
+    on_mine(
         "queue.bind to a headers exchange without x-match",
         Q.Bind(queue="violation.mine", exchange="amq.headers", arguments={"a": 5}),
-        before=(MINE,),
     ),
     row(
         "queue.bind without a queue that was declared",
@@ -329,10 +316,9 @@ QUEUES = [
         "NOT_FOUND - no queue 'amq.violation' in vhost '/'",
     ),
     row("queue.delete of a missing reserved name", Q.Delete(queue="amq.violation")),
-    row(
+    on_mine(
         "queue.declare again as durable, of an exclusive queue",
         Q.Declare(queue="violation.mine", exclusive=True, durable=True),
-        before=(MINE,),
     ),
     row(
         "queue.declare again with durability",
@@ -340,11 +326,8 @@ QUEUES = [
         inequivalent("durable", "queue 'violation.plain'", "received 'true' but current is 'false'"),
         before=(Q.Declare(queue="violation.plain", auto_delete=True), B.Consume(queue="violation.plain")),
     ),
-    row(
-        "queue.declare again as not exclusive",
-        Q.Declare(queue="violation.mine"),
-        locked("violation.mine"),
-        before=(MINE,),
+    on_mine(
+        "queue.declare again as not exclusive", Q.Declare(queue="violation.mine"), locked("violation.mine")
     ),
     row(
         "queue.declare again as exclusive",
@@ -352,11 +335,10 @@ QUEUES = [
         locked("violation.plain"),
         before=(Q.Declare(queue="violation.plain", auto_delete=True), B.Consume(queue="violation.plain")),
     ),
-    row(
+    on_mine(
         "queue.declare again with auto-delete",
         Q.Declare(queue="violation.mine", exclusive=True, auto_delete=True),
         inequivalent("auto_delete", "queue 'violation.mine'", "received 'true' but current is 'false'"),
-        before=(MINE,),
     ),
     row(
         "queue.declare again with a time to live",
