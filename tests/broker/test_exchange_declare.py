@@ -45,27 +45,34 @@ def test_an_exchange_declared_again_otherwise_is_refused_and_stays_as_it_is(
     assert same is found.exchange("x") and same.arguments == {"alternate-exchange": "a"} and not change.puts
 
 
-OF_THE_DEFAULT = errors.AccessRefused, 403, "operation not permitted on the default exchange"
+OF_THE_DEFAULT = errors.AccessRefused, "operation not permitted on the default exchange"
 
 
-def absent(name: str) -> tuple[type[errors.TxmqError], int, str]:
-    return errors.ExchangeNotFound, 404, f"no exchange '{name}' in vhost '/'"
+CODES = {
+    errors.AccessRefused: 403,
+    errors.ExchangeNotFound: 404,
+    errors.QueueNotFound: 404,
+    errors.PreconditionFailed: 406,
+    errors.CommandInvalid: 503,
+}
+
+
+def absent(name: str) -> tuple[type[errors.TxmqError], str]:
+    return errors.ExchangeNotFound, f"no exchange '{name}' in vhost '/'"
 
 
 @pytest.mark.parametrize(
-    ("act", "error", "code", "text"),
+    ("act", "error", "text"),
     [
         (
             lambda t, c: t.declare_exchange(c, "x", "nonsense"),
             errors.CommandInvalid,
-            503,
             "unknown exchange type 'nonsense'",
         ),
-        (lambda t, c: t.declare_exchange(c, "x", ""), errors.CommandInvalid, 503, "invalid exchange type ''"),
+        (lambda t, c: t.declare_exchange(c, "x", ""), errors.CommandInvalid, "invalid exchange type ''"),
         (
             lambda t, c: t.declare_exchange(c, "amq.direct", "nonsense"),
             errors.CommandInvalid,
-            503,
             "unknown exchange type 'nonsense'",
         ),
         (lambda t, c: t.declare_exchange(c, ""), *OF_THE_DEFAULT),
@@ -79,60 +86,49 @@ def absent(name: str) -> tuple[type[errors.TxmqError], int, str]:
         (
             lambda t, c: t.declare_exchange(c, "amq.x"),
             errors.AccessRefused,
-            403,
             "exchange name 'amq.x' contains reserved prefix 'amq.*'",
         ),
         (
             lambda t, c: t.delete_exchange(c, "amq.direct"),
             errors.AccessRefused,
-            403,
             "deletion of system exchange 'amq.direct' in vhost '/' not allowed",
         ),
         (
             lambda t, c: t.delete_exchange(c, "amq.none"),
             errors.AccessRefused,
-            403,
             "deletion of system exchange 'amq.none' in vhost '/' not allowed",
         ),
         (
             lambda t, c: t.route("amq.rabbitmq.trace", "k"),
             errors.AccessRefused,
-            403,
             "cannot publish to internal exchange 'amq.rabbitmq.trace' in vhost '/'",
         ),
         (lambda t, c: t.exchange("none"), *absent("none")),
         (lambda t, c: t.route("none", "k"), *absent("none")),
         (lambda t, c: t.bind(c, "gone", "none"), *absent("none")),
-        (
-            lambda t, c: t.bind(c, "gone", "amq.topic"),
-            errors.QueueNotFound,
-            404,
-            "no queue 'gone' in vhost '/'",
-        ),
+        (lambda t, c: t.bind(c, "gone", "amq.topic"), errors.QueueNotFound, "no queue 'gone' in vhost '/'"),
         (lambda t, c: t.bind_exchange(c, "to", "from"), *absent("from")),
         (lambda t, c: t.bind_exchange(c, "to", "amq.topic"), *absent("to")),
         (
             lambda t, c: t.declare_exchange(c, "x", arguments={"alternate-exchange": 5}),
             errors.PreconditionFailed,
-            406,
             "invalid type 'signedint' for arg 'alternate-exchange' in exchange 'x' in vhost '/'",
         ),
         (
             lambda t, c: t.declare_exchange(c, "x", "x-delayed-message"),
             errors.PreconditionFailed,
-            406,
             "Invalid argument, 'x-delayed-type' must be an existing exchange type",
         ),
     ],
 )
 def test_what_an_exchange_cannot_be_asked_is_refused_with_rabbitmqs_code_and_text_and_changes_nothing(
-    act: Callable[[Topology, Change], object], error: type[errors.TxmqError], code: int, text: str
+    act: Callable[[Topology, Change], object], error: type[errors.TxmqError], text: str
 ) -> None:
     found, change = topology("q"), Change()
     before = set(found.exchanges)
     with pytest.raises(error) as caught:
         act(found, change)
-    assert (caught.value.summary, getattr(caught.value, "reply_code", None)) == (text, code)
+    assert (caught.value.summary, getattr(caught.value, "reply_code", None)) == (text, CODES[error])
     assert (set(found.exchanges), change.puts, change.drops) == (before, (), ())
 
 

@@ -222,10 +222,7 @@ CASES = (
         "enters",
     ),
     Case(
-        "asking takes nothing",
-        _off(CallPermissions, "use_app", _takes),
-        "m_asks h_publish h_claim",
-        "enters",
+        "asking takes nothing", _off(CallPermissions, "use_app", _takes), "m_asks h_publish h_claim", "enters"
     ),
     Case(
         "a batch consumes what its owner's apps have read",
@@ -243,16 +240,8 @@ CASES = (
         _off(Users, "own_id", _raw),
         "m_squats h_write h_commit_write",
     ),
-    Case(
-        "and so is a branch",
-        _off(Users, "own_id", _raw),
-        "m_stages h_write h_commit_write",
-    ),
-    Case(
-        "and one of a micro-batch",
-        _off(Users, "own_id", _raw),
-        "m_opens h_open h_stage h_commit",
-    ),
+    Case("and so is a branch", _off(Users, "own_id", _raw), "m_stages h_write h_commit_write"),
+    Case("and one of a micro-batch", _off(Users, "own_id", _raw), "m_opens h_open h_stage h_commit"),
     Case(
         "a name is no key of the broker's own",
         _off(names, "transaction_key", _bare),
@@ -277,18 +266,8 @@ CASES = (
         "h_prepare m_rolls_back h_decide",
         "names transactions",
     ),
-    Case(
-        "a batch write belongs to its user",
-        _shares_ids,
-        "h_write m_drops h_commit_write",
-        "enters",
-    ),
-    Case(
-        "nobody commits it early",
-        _shares_ids,
-        "h_write m_writes h_see",
-        SHARES,
-    ),
+    Case("a batch write belongs to its user", _shares_ids, "h_write m_drops h_commit_write", "enters"),
+    Case("nobody commits it early", _shares_ids, "h_write m_writes h_see", SHARES),
     Case(
         "CC and BCC are asked for",
         _off(rules, "carbon_copies", lambda _properties: ((), b"")),
@@ -319,12 +298,7 @@ CASES = (
         "h_remake m_prepares_late h_see",
         "enters",
     ),
-    Case(
-        "permissions are asked",
-        _off(rules, "read_queue", _nothing),
-        "h_publish m_browses",
-        "enters",
-    ),
+    Case("permissions are asked", _off(rules, "read_queue", _nothing), "h_publish m_browses", "enters"),
 )
 
 

@@ -79,17 +79,17 @@ def no(*_args: object, **_kwargs: object) -> bool:
     return False
 
 
+def off(owner: object, name: str, value: object) -> Callable[[Patch], None]:
+    return lambda patch: patch.setattr(owner, name, value)
+
+
 RULES: dict[str, Callable[[Patch], None]] = {
-    "a bounded queue drops its oldest messages": lambda p: p.setattr(Overflow, "cut", nothing),
-    "a full queue that rejects publishes refuses the whole commit": lambda p: p.setattr(
-        Overflow, "check", nothing
-    ),
-    "what is rejected, expired or dropped is dead-lettered": lambda p: p.setattr(
-        Messages, "dead_letter_all", nothing
-    ),
-    "a commit settles its deliveries": lambda p: p.setattr(Settlement, "settle", nothing),
-    "settled messages stay settled over a restart": lambda p: p.setattr(Queue, "restore_progress", nothing),
-    "what no queue needs lets its block go": lambda p: p.setattr(Blocks, "unpin", nothing),
+    "a bounded queue drops its oldest messages": off(Overflow, "cut", nothing),
+    "a full queue that rejects publishes refuses the whole commit": off(Overflow, "check", nothing),
+    "what is rejected, expired or dropped is dead-lettered": off(Messages, "dead_letter_all", nothing),
+    "a commit settles its deliveries": off(Settlement, "settle", nothing),
+    "settled messages stay settled over a restart": off(Queue, "restore_progress", nothing),
+    "what no queue needs lets its block go": off(Blocks, "unpin", nothing),
 }
 
 
@@ -243,66 +243,48 @@ def an_operator_decides(broker: WholeBroker) -> None:
 
 # rules that random histories take long to show, each with one that shows it
 SHOWN: dict[str, tuple[Callable[[WholeBroker], None], Callable[[Patch], None]]] = {
-    "a delivery that came back says redelivered": (
-        a_delivery_comes_back,
-        lambda p: p.setattr(Ready, "was_sent", no),
-    ),
-    "a closed channel gives back what it held": (
-        a_delivery_comes_back,
-        lambda p: p.setattr(Channel, "_give_back", nothing),
-    ),
-    "a duplicate is dropped": (a_message_is_sent_again, lambda p: p.setattr(MessageIds, "has", no)),
+    "a delivery that came back says redelivered": (a_delivery_comes_back, off(Ready, "was_sent", no)),
+    "a closed channel gives back what it held": (a_delivery_comes_back, off(Channel, "_give_back", nothing)),
+    "a duplicate is dropped": (a_message_is_sent_again, off(MessageIds, "has", no)),
     "a duplicate is dropped by an exchange": (
         a_message_is_sent_again_to_an_exchange,
-        lambda p: p.setattr(MessageIds, "has", no),
+        off(MessageIds, "has", no),
     ),
     "ids of messages that have waited are durable": (
         a_delayed_message_is_sent_again,
-        lambda p: p.setattr(Admission, "record", nothing),
+        off(Admission, "record", nothing),
     ),
     "ids of an exchange are durable": (
         a_message_is_sent_again_to_an_exchange,
-        lambda p: p.setattr(MessageIds, "restore", nothing),
+        off(MessageIds, "restore", nothing),
     ),
     "an id is forgotten with its message, or stays": (
         a_message_is_sent_again,
-        lambda p: p.setattr(MessageIds, "_is_over", no),
+        off(MessageIds, "_is_over", no),
     ),
-    "ids are durable": (a_message_is_sent_again, lambda p: p.setattr(MessageIds, "restore", nothing)),
+    "ids are durable": (a_message_is_sent_again, off(MessageIds, "restore", nothing)),
     "a duplicate in a spilled transaction is dropped": (
         a_message_is_sent_again_in_a_spilled_transaction,
-        lambda p: p.setattr(Admission, "new_shares", lambda _self, _block, shares, _now: shares),
+        off(Admission, "new_shares", lambda _self, _block, shares, _now: shares),
     ),
     "a decision by hand is told apart, also after a restart": (
         an_operator_decides,
-        lambda p: p.setattr(Heuristics, "restore", nothing),
+        off(Heuristics, "restore", nothing),
     ),
-    "what is due arrives": (messages_wait, lambda p: p.setattr(Expiry, "due_of", none)),
-    "what waits has an order, also after a restart": (
-        messages_wait,
-        lambda p: p.setattr(DueIndex, "add_all", nothing),
-    ),
-    "a message waits": (messages_wait, lambda p: p.setattr(exchange_types, "delay_ms", lambda _: 0)),
-    "what is too old expires": (a_time_to_live_passes, lambda p: p.setattr(Expiry, "head_expired", no)),
-    "what expires behind the head leaves": (
-        expirations_pass_behind_a_head,
-        lambda p: p.setattr(Marks, "expire_at", nothing),
-    ),
-    "an expiration holds over a restart": (
-        expirations_pass_behind_a_head,
-        lambda p: p.setattr(Marks, "loaded", nothing),
-    ),
+    "what is due arrives": (messages_wait, off(Expiry, "due_of", none)),
+    "what waits has an order, also after a restart": (messages_wait, off(DueIndex, "add_all", nothing)),
+    "a message waits": (messages_wait, off(exchange_types, "delay_ms", lambda _: 0)),
+    "what is too old expires": (a_time_to_live_passes, off(Expiry, "head_expired", no)),
+    "what expires behind the head leaves": (expirations_pass_behind_a_head, off(Marks, "expire_at", nothing)),
+    "an expiration holds over a restart": (expirations_pass_behind_a_head, off(Marks, "loaded", nothing)),
     "a queue keeps the limit of a policy": (
         a_policy_comes_to_a_long_queue,
-        lambda p: p.setattr(PendingChecks, "obey_soon", nothing),
+        off(PendingChecks, "obey_soon", nothing),
     ),
-    "a sealed block is named by its runs": (
-        a_block_is_sealed,
-        lambda p: p.setattr(Log, "record_runs", none),
-    ),
+    "a sealed block is named by its runs": (a_block_is_sealed, off(Log, "record_runs", none)),
     "a claim writes the transient messages of its range": (
         a_transient_message_is_claimed,
-        lambda p: p.setattr(Messages, "persist", nothing),
+        off(Messages, "persist", nothing),
     ),
 }
 
