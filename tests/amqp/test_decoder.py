@@ -7,6 +7,7 @@ from __future__ import annotations
 import struct
 import tracemalloc
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -295,114 +296,100 @@ NO_HEADER = "expected content header for class 60, got non content header frame 
 NO_BODY = "expected content body, got non content body frame instead"
 NO_METHOD = "expected method frame, got non method frame instead"
 
-VIOLATIONS: dict[str, tuple[bytes, type[ConnectionException], str, tuple[int, int]]] = {
-    "unknown frame type": (
-        frame(9, 1, b"hello"),
-        FrameError,
-        'type 9, all octets = <<"hello">>: unknown_frame',
-        (0, 0),
+
+class Broken(NamedTuple):
+    stream: bytes
+    error: type[ConnectionException]
+    text: str
+    method: tuple[int, int] = (0, 0)
+
+
+VIOLATIONS = {
+    "unknown frame type": Broken(
+        frame(9, 1, b"hello"), FrameError, 'type 9, all octets = <<"hello">>: unknown_frame'
     ),
-    "long unknown frame": (
+    "long unknown frame": Broken(
         frame(9, 0, bytes(range(40))),
         FrameError,
         "type 9, first 16 octets = <<0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15>>: unknown_frame",
-        (0, 0),
     ),
-    "method of 3 octets": (
-        frame(1, 1, b"abc"),
-        FrameError,
-        'type 1, all octets = <<"abc">>: unknown_frame',
-        (0, 0),
+    "method of 3 octets": Broken(
+        frame(1, 1, b"abc"), FrameError, 'type 1, all octets = <<"abc">>: unknown_frame'
     ),
-    "header of 3 octets": (
-        frame(2, 1, b"abc"),
-        FrameError,
-        'type 2, all octets = <<"abc">>: unknown_frame',
-        (0, 0),
+    "header of 3 octets": Broken(
+        frame(2, 1, b"abc"), FrameError, 'type 2, all octets = <<"abc">>: unknown_frame'
     ),
-    "heartbeat with payload": (
-        frame(8, 0, b"x"),
-        FrameError,
-        'type 8, all octets = <<"x">>: unknown_frame',
-        (0, 0),
+    "heartbeat with payload": Broken(
+        frame(8, 0, b"x"), FrameError, 'type 8, all octets = <<"x">>: unknown_frame'
     ),
-    "heartbeat on a channel": (frame(8, 1, b""), UnexpectedFrame, "type 8, all octets = <<>>", (0, 0)),
-    "body on channel 0": (frame(3, 0, b"abc"), UnexpectedFrame, 'type 3, all octets = <<"abc">>', (0, 0)),
-    "end octet": (
+    "heartbeat on a channel": Broken(frame(8, 1, b""), UnexpectedFrame, "type 8, all octets = <<>>"),
+    "body on channel 0": Broken(frame(3, 0, b"abc"), UnexpectedFrame, 'type 3, all octets = <<"abc">>'),
+    "end octet": Broken(
         SELECT_FRAME[:-1] + b"\xcd",
         FrameError,
         "type 1, all octets = <<0,90,0,10>>: {invalid_frame_end_marker,205}",
-        (0, 0),
     ),
-    "end octet of a publish": (
+    "end octet of a publish": Broken(
         PUBLISH_FRAME[:-1] + b"\0",
         FrameError,
         "type 1, all octets = <<0,60,0,40,0,0,1,101,1,107,0>>: {invalid_frame_end_marker,0}",
-        (0, 0),
     ),
-    "too large": (
+    "too large": Broken(
         struct.pack(">BHI", 1, 1, 131073),
         FrameError,
         "type 1, all octets = <<>>: {frame_too_large,131073,131064}",
-        (0, 0),
     ),
-    "header without method": (content_header(0), UnexpectedFrame, NO_METHOD, (0, 0)),
-    "body without method": (frame(3, 1, b"abc"), UnexpectedFrame, NO_METHOD, (0, 0)),
-    "method instead of header": (IN_HEADER + SELECT_FRAME, UnexpectedFrame, NO_HEADER, (60, 40)),
-    "publish instead of header": (IN_HEADER + PUBLISH_FRAME, UnexpectedFrame, NO_HEADER, (60, 40)),
-    "ack instead of header": (
-        IN_HEADER + encode_method(1, BasicAck(1)),
-        UnexpectedFrame,
-        NO_HEADER,
-        (60, 40),
+    "header without method": Broken(content_header(0), UnexpectedFrame, NO_METHOD),
+    "body without method": Broken(frame(3, 1, b"abc"), UnexpectedFrame, NO_METHOD),
+    "method instead of header": Broken(IN_HEADER + SELECT_FRAME, UnexpectedFrame, NO_HEADER, (60, 40)),
+    "publish instead of header": Broken(IN_HEADER + PUBLISH_FRAME, UnexpectedFrame, NO_HEADER, (60, 40)),
+    "ack instead of header": Broken(
+        IN_HEADER + encode_method(1, BasicAck(1)), UnexpectedFrame, NO_HEADER, (60, 40)
     ),
-    "body instead of header": (IN_HEADER + frame(3, 1, b"a"), UnexpectedFrame, NO_HEADER, (60, 40)),
-    "header of another class": (
+    "body instead of header": Broken(IN_HEADER + frame(3, 1, b"a"), UnexpectedFrame, NO_HEADER, (60, 40)),
+    "header of another class": Broken(
         IN_HEADER + content_header(3, class_id=50),
         UnexpectedFrame,
         "expected content header for class 60, got one for class 50 instead",
         (60, 40),
     ),
-    "header with weight": (IN_HEADER + content_header(3, weight=1), UnexpectedFrame, NO_HEADER, (60, 40)),
-    "method instead of body": (IN_BODY + SELECT_FRAME, UnexpectedFrame, NO_BODY, (60, 40)),
-    "header instead of body": (IN_BODY + content_header(3), UnexpectedFrame, NO_BODY, (60, 40)),
-    "body behind an empty content": (
-        PUBLISH_FRAME + content_header(0) + frame(3, 1, b""),
-        UnexpectedFrame,
-        NO_METHOD,
-        (0, 0),
+    "header with weight": Broken(
+        IN_HEADER + content_header(3, weight=1), UnexpectedFrame, NO_HEADER, (60, 40)
     ),
-    "too much body": (
+    "method instead of body": Broken(IN_BODY + SELECT_FRAME, UnexpectedFrame, NO_BODY, (60, 40)),
+    "header instead of body": Broken(IN_BODY + content_header(3), UnexpectedFrame, NO_BODY, (60, 40)),
+    "body behind an empty content": Broken(
+        PUBLISH_FRAME + content_header(0) + frame(3, 1, b""), UnexpectedFrame, NO_METHOD
+    ),
+    "too much body": Broken(
         IN_BODY + frame(3, 1, b"abcd"),
         UnexpectedFrame,
         "a content body frame has 4 bytes, at most 3 are left of the size in the content header",
         (60, 40),
     ),
-    "no property flags": (
+    "no property flags": Broken(
         IN_HEADER + content_header(0, properties=b""),
         MethodSyntaxError,
         "a content header has no property flags",
         (60, 40),
     ),
-    "unknown method": (
-        encode_method(1, TxSelect())[:9] + b"\0\x63\xce",
-        CommandInvalid,
-        "unknown method 90,99",
-        (0, 0),
+    "unknown method": Broken(
+        encode_method(1, TxSelect())[:9] + b"\0\x63\xce", CommandInvalid, "unknown method 90,99"
     ),
-    "fields cut short": (frame(1, 1, b"\0\x32\0\x0a\0\0"), FrameError, "cannot decode <<0,0>>", (50, 10)),
-    "fields left over": (frame(1, 1, b"\0\x5a\0\x0axx"), FrameError, 'cannot decode <<"xx">>', (90, 10)),
-    "ack left over": (
+    "fields cut short": Broken(
+        frame(1, 1, b"\0\x32\0\x0a\0\0"), FrameError, "cannot decode <<0,0>>", (50, 10)
+    ),
+    "fields left over": Broken(
+        frame(1, 1, b"\0\x5a\0\x0axx"), FrameError, 'cannot decode <<"xx">>', (90, 10)
+    ),
+    "ack left over": Broken(
         frame(1, 1, b"\0\x3c\0\x50" + bytes(8) + b"\0xx"),
         FrameError,
         "cannot decode <<0,0,0,0,0,0,0,0,0,120,120>>",
         (60, 80),
     ),
-    "routing key no UTF-8": (
-        frame(1, 1, b"\0\x3c\0\x28\0\0\0\1\xff\0"),
-        FrameError,
-        "Malformed UTF-8 in shortstr",
-        (60, 40),
+    "routing key no UTF-8": Broken(
+        frame(1, 1, b"\0\x3c\0\x28\0\0\0\1\xff\0"), FrameError, "Malformed UTF-8 in shortstr", (60, 40)
     ),
 }
 

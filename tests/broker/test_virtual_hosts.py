@@ -19,13 +19,7 @@ from broker_core.broker.topology.topology import PREDECLARED
 from broker_core.core import errors
 from broker_core.core.address import VHOST
 from broker_core.core.change import Change
-from broker_core.core.records import (
-    BindingRecord,
-    ExchangeRecord,
-    ProgressRecord,
-    QueueRecord,
-    RunRecord,
-)
+from broker_core.core.records import BindingRecord, ExchangeRecord, ProgressRecord, QueueRecord, RunRecord
 from broker_core.engine import BranchHeader, Limit, Origin, ReadTicket
 from broker_core.message.message import MESSAGE_SCHEMA
 from broker_core.node import upkeep
@@ -286,9 +280,7 @@ def test_a_limit_below_what_is_there_keeps_it(node: Node) -> None:
         max_size=40,
     )
 )
-def test_the_messages_of_a_virtual_host_are_counted_as_they_come_and_go(
-    steps: list[tuple[str, str]],
-) -> None:
+def test_the_messages_of_a_virtual_host_are_counted_as_they_come_and_go(steps: list[tuple[str, str]]) -> None:
     """A running count, which is that of all queues whatever happened before, and after what failed."""
     node = Node()
     add(node, max_messages=6)
@@ -407,11 +399,7 @@ def test_a_virtual_host_that_is_made_again_knows_no_outcome_of_the_earlier_one(
         add(node, vhost)
         for user in ("", "ann"):
             ended(vhost, user)
-    expected = {
-        "token": "committed",
-        "by hand": "heuristically_rolled_back",
-        "open": "prepared",
-    }
+    expected = {"token": "committed", "by hand": "heuristically_rolled_back", "open": "prepared"}
     assert known(SALES, "ann") == known(other, "ann") == expected
     delete(node)
     assert known(SALES, "ann") == {**expected, "open": "rolled_back"}

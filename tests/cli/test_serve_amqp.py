@@ -123,10 +123,7 @@ def test_18_a_transaction_over_its_limit_of_messages_is_refused_with_406_and_the
         assert (
             closed.value.reply_code,
             "holds 3 messages, which is the limit" in closed.value.reply_text,
-        ) == (
-            406,
-            True,
-        )
+        ) == (406, True)
         assert connection.channel().queue_declare("q", passive=True).method.message_count == 0
 
 

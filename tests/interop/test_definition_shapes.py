@@ -167,10 +167,7 @@ SHAPES: dict[str, Shape] = {
                 }
             ]
         },
-        skipped=(
-            ("default_queue_type of vhosts", "/"),
-            ("tags of vhosts", "/"),
-        ),
+        skipped=(("default_queue_type of vhosts", "/"), ("tags of vhosts", "/")),
     ),
     "virtual hosts and nothing else": Shape({"vhosts": [{"name": "eu"}, {"name": "us/east"}]}),
     "limits of a virtual host": Shape(
@@ -214,7 +211,7 @@ SHAPES: dict[str, Shape] = {
                     },
                 }
             ],
-        ),
+        )
     ),
     "quorum queues without a limit, of 4.0": Shape(
         {"queues": [queue(**Q, x_delivery_limit=-1, x_quorum_initial_group_size=3)]},

@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
-from tests.interop.asking import (
-    Inbox,
-    channel_refuses,
-    connection_refuses,
-    counts,
-    drain,
-    get_one,
-    publish,
-)
+from tests.interop.asking import Inbox, channel_refuses, connection_refuses, counts, drain, get_one, publish
 from tests.interop.conftest import Connect, Fresh
 from tests.progress import wait_until
 

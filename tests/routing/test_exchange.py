@@ -232,13 +232,7 @@ def test_rows_with_copies_are_routed_and_delivered_as_single_messages_are(rows: 
     assert kept.column("properties").to_pylist() == delivered
 
 
-ALIKE = (
-    ["first"] * 9,
-    ["first"] * 8 + ["thirs"],
-    ["first", "", "firstfirst"],
-    ["", "all", ""],
-    [""] * 9,
-)
+ALIKE = (["first"] * 9, ["first"] * 8 + ["thirs"], ["first", "", "firstfirst"], ["", "all", ""], [""] * 9)
 
 
 @given(st.sampled_from(["amq.direct", "amq.topic", ""]), st.sampled_from(ALIKE), st.integers(0, 9))

@@ -200,10 +200,7 @@ def test_a_broker_that_verifies_its_peers_serves_only_them(tmp_path: Path, autho
             assert client.queues() == []
         served.amqp(mine).close()
         for pair in (None, other):
-            with (
-                served.client(pair=pair) as client,
-                pytest.raises(errors.ConnectionFailed, match="tlsCert"),
-            ):
+            with served.client(pair=pair) as client, pytest.raises(errors.ConnectionFailed, match="tlsCert"):
                 client.queues()
             with pytest.raises(AMQPConnectionError):
                 served.amqp(pair)

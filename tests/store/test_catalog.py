@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 from broker_core.core.change import Change, InboxRow
 from broker_core.core.errors import CorruptCatalog, DataDirectoryFormat, OptionError, StoreError
 from broker_core.core.ids import BlockId
-from broker_core.core.records import (
-    RECORDS,
-    HoleRecord,
-    Record,
-    RunRecord,
-)
+from broker_core.core.records import RECORDS, HoleRecord, Record, RunRecord
 from broker_core.store.catalog import FORMAT, PAGE_BYTES
 from broker_core.store.codec import encode_change, guard, sql_types
 from broker_core.store.durable import DurableStore

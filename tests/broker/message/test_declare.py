@@ -35,13 +35,7 @@ def test_an_expired_message_is_dead_lettered_with_its_origin_and_the_copy_does_n
         death["count"],
         death["routing-keys"],
         death["original-expiration"],
-    ) == (
-        "q",
-        "expired",
-        1,
-        ["q"],
-        "100",
-    )
+    ) == ("q", "expired", 1, ["q"], "100")
     assert "x-original-transaction" not in properties.headers, "it was published outside a transaction"
     assert properties.headers["x-first-death-queue"] == "q"
     assert properties.headers["mine"] == 1

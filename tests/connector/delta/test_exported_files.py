@@ -50,12 +50,7 @@ AT = datetime.datetime(2020, 1, 2, 3, 4, 5, 678901, tzinfo=datetime.timezone.utc
 
 def staged(root: Path) -> StagedFiles:
     """Two files, in two partitions; the second one is gone."""
-    struct = pa.struct(
-        [
-            ("col-x", pa.int32()),
-            ("col-y", pa.list_(pa.struct([("col-z", pa.string())]))),
-        ]
-    )
+    struct = pa.struct([("col-x", pa.int32()), ("col-y", pa.list_(pa.struct([("col-z", pa.string())])))])
     rows = {
         "col-s": pa.array([{"col-x": 1, "col-y": [{"col-z": "é"}]}, None], struct),
         "col-m": pa.array(

@@ -11,15 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import (
-    BinaryType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from broker_core.core.errors import LocalProtocolError, OptionError
 from broker_core.message.message import READ_SCHEMA

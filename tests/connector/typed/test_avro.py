@@ -18,13 +18,7 @@ from pyspark.sql import types as T
 from pyspark.sql.types import StructType
 
 from broker_core.core.errors import OptionError
-from connector.typed.avro import (
-    AvroSchema,
-    avro_schema,
-    columns_of,
-    decoder,
-    encoder,
-)
+from connector.typed.avro import AvroSchema, avro_schema, columns_of, decoder, encoder
 from connector.typed.decode_udf import UnsupportedSchema
 from connector.typed.registry.wire_format import header
 from tests.gates import examples

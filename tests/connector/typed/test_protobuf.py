@@ -17,13 +17,7 @@ from broker_core.core.errors import OptionError
 from connector.arrow_type import arrow_type
 from connector.sql import nullable
 from connector.typed.protobuf.descriptors import Descriptors, of_set
-from connector.typed.protobuf.read import (
-    SchemaMismatch,
-    columns_of,
-    decoder,
-    reading,
-    unknown,
-)
+from connector.typed.protobuf.read import SchemaMismatch, columns_of, decoder, reading, unknown
 from connector.typed.protobuf.write import encoder, writing
 from connector.typed.registry.client import RegisteredSchema
 from connector.typed.registry.wire_format import FIRST, header, written_indexes

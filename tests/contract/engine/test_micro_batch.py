@@ -20,15 +20,7 @@ from broker_core.core.errors import (
     UnknownTransaction,
     Unroutable,
 )
-from broker_core.engine import (
-    REFUSED,
-    REFUSED_ROWS,
-    ROWS_TO,
-    START,
-    UNKNOWN_OFFSETS,
-    StagedBranch,
-    Vector,
-)
+from broker_core.engine import REFUSED, REFUSED_ROWS, ROWS_TO, START, UNKNOWN_OFFSETS, StagedBranch, Vector
 from broker_core.micro_batch import ledger as ledger_rules
 from broker_core.micro_batch.claims import claim as claim_rules
 from tests.contract.engine.bench import APP
@@ -474,9 +466,7 @@ def test_c5_why_a_batch_is_not_applied_is_kept_with_the_time_of_its_first_error(
         bench.engine.note(APP, 1, branches, REFUSED, "too late")
 
 
-def test_c5_rows_that_a_table_refuses_are_published_once_and_the_first_call_says_which(
-    bench: Bench,
-) -> None:
+def test_c5_rows_that_a_table_refuses_are_published_once_and_the_first_call_says_which(bench: Bench) -> None:
     entry = decide_append(bench, 0, b"x", b"y")
     branches = entry.to_apply[0].branches
 

@@ -272,10 +272,7 @@ def stale_goes_before_void(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "rule_off",
-    [drops_are_garbage_at_once, every_change_counts, stale_goes_before_void],
-)
+@pytest.mark.parametrize("rule_off", [drops_are_garbage_at_once, every_change_counts, stale_goes_before_void])
 def test_a_rule_that_is_switched_off_is_found(rule_off: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rule_off(monkeypatch)
     with pytest.raises(AssertionError):

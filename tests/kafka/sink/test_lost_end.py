@@ -21,15 +21,7 @@ from broker_core.kafka.protocol.port import LATEST, Request, TopicPartition
 from broker_core.kafka.topics import entry as topic_entry
 from tests.kafka.bench.fake_kafka import REFUSED, UNANSWERED
 from tests.kafka.bench.sink_bench import APP, Cluster, Driver, rows
-from tests.kafka.sink.test_sink_faults import (
-    ENOUGH,
-    Killed,
-    at,
-    batch,
-    require_once,
-    version,
-    without_faults,
-)
+from tests.kafka.sink.test_sink_faults import ENOUGH, Killed, at, batch, require_once, version, without_faults
 
 pytestmark = [pytest.mark.slow, pytest.mark.product]
 __all__ = ["version"]

@@ -257,11 +257,7 @@ def test_what_is_printed_makes_every_topic_as_txmq_does(
         assert words[:4] == ["kafka-topics.sh", "--bootstrap-server", "fake:1,fake:2,fake:3", "--create"]
         given = dict(zip(words[4::2], words[5::2]))
         configs = [pair.split("=") for key, pair in zip(words[4::2], words[5::2]) if key == "--config"]
-        client.create_topic(
-            given["--topic"],
-            int(given.get("--partitions", -1)),
-            configs=dict(configs),
-        )
+        client.create_topic(given["--topic"], int(given.get("--partitions", -1)), configs=dict(configs))
     assert set(kafka.topics) == {
         names.app_topic(APP),
         names.stage_topic(APP),

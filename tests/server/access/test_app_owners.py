@@ -252,10 +252,7 @@ def test_an_operator_drops_an_attempt_and_names_its_user_where_two_have_the_toke
 
 
 def test_an_administrator_gives_an_app_to_another_user(
-    broker: Broker,
-    of: Callable[[str], BrokerClient],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    broker: Broker, of: Callable[[str], BrokerClient], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put(broker, "in")
     assert claimed(of(ANN), "app", {"in": START}) == {"in": 1}
@@ -272,10 +269,7 @@ def test_an_administrator_gives_an_app_to_another_user(
 
 
 def test_an_app_that_is_given_away_before_its_first_run_is_said_to_be_none_yet(
-    broker: Broker,
-    of: Callable[[str], BrokerClient],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    broker: Broker, of: Callable[[str], BrokerClient], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is a reservation, or a name that was mistyped."""
     chown = ["app", "chown", "ahead", ANN, "--data", str(tmp_path / "data")]

@@ -452,10 +452,7 @@ def test_the_first_user_ends_the_default_one_and_its_connections(broker: Broker)
         assert not isinstance(Raw(broker.url).action("hello", b""), errors.TxmqError)
         add(broker, "ann")
         closed = client.expect(c.Connection.Close, 0)
-        assert (closed.reply_code, closed.reply_text) == (
-            320,
-            "CONNECTION_FORCED - user 'guest' was deleted",
-        )
+        assert (closed.reply_code, closed.reply_text) == (320, "CONNECTION_FORCED - user 'guest' was deleted")
     assert refusal(broker, "guest", "guest") == (403, REFUSED)
     assert isinstance(Raw(broker.url).action("hello", b""), errors.LoginRefused)
     with pytest.raises(errors.OptionError, match="the last one"):
@@ -514,12 +511,7 @@ def test_a_stream_ends_with_its_user(broker: Broker, tags: tuple[str, ...]) -> N
 def test_a_stream_that_a_tag_permitted_ends_with_the_tag(broker: Broker) -> None:
     add(broker, "root", "administrator")
     add(broker, "ann", "administrator")
-    caller = Caller(
-        Identity("ann"),
-        broker.logins.rights(Identity("ann")),
-        "",
-        broker.local.state.of("/"),
-    )
+    caller = Caller(Identity("ann"), broker.logins.rights(Identity("ann")), "", broker.local.state.of("/"))
     assert caller.administers and caller.operates
     broker.accounts.set_tags("ann", ["monitoring"])
     assert not caller.operates and caller.tags == {"monitoring"}

@@ -312,10 +312,7 @@ def test_after_a_sigkill_each_virtual_host_has_what_was_committed_there(served: 
         served.start()
         assert [
             (info.name, info.queues, info.messages, info.max_queues) for info in RemoteVhosts(root).vhosts()
-        ] == [
-            ("/", 1, 3, None),
-            (SALES, 1, 3, 5),
-        ]
+        ] == [("/", 1, 3, None), (SALES, 1, 3, 5)]
         for client, name in ((root, b"/"), (sales, b"sales")):
             with client.channel() as channel:
                 channel.publish(name + b"3", "x")

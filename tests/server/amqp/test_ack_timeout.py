@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 from broker_core.server.amqp.commands.ack_timeout import LEAST_S, NOTES, TagNotes
 
 
-@given(
-    st.lists(st.floats(0.1, 3.0), min_size=1, max_size=300),
-    st.integers(1, 100_000),
-)
+@given(st.lists(st.floats(0.1, 3.0), min_size=1, max_size=300), st.integers(1, 100_000))
 def test_no_delivery_is_called_late_before_its_time_and_each_soon_after(
     pauses: list[float], limit: int
 ) -> None:

@@ -607,12 +607,7 @@ def test_an_address_that_is_taken_is_named_and_nothing_stays_open() -> None:
 def test_it_listens_on_several_addresses_ipv6_too() -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("this host has no IPv6")
-    with serving(
-        listeners=(
-            LOOPBACK,
-            "[::1]:0",
-        )
-    ) as broker:
+    with serving(listeners=(LOOPBACK, "[::1]:0")) as broker:
         assert [address.rpartition(":")[0] for address in broker.server.addresses] == ["127.0.0.1", "[::1]"]
         for address in broker.server.addresses:
             with peer(f"amqp://guest:guest@{address}", 1):

@@ -287,11 +287,7 @@ def test_the_tracer_of_the_documentation_copies_what_is_published_and_changes_no
     assert [body for _, _, body in copies] == [b"first", b"dropped", b"committed", None]
     method, properties, _ = copies[0]
     assert (method.routing_key, properties.delivery_mode) == ("publish.amq.direct", 1)
-    assert properties.headers == {
-        "exchange_name": "amq.direct",
-        "routing_keys": ["nowhere"],
-        "user": "guest",
-    }
+    assert properties.headers == {"exchange_name": "amq.direct", "routing_keys": ["nowhere"], "user": "guest"}
 
 
 def test_the_publish_rate_of_the_documentation_slows_a_connection_and_loses_nothing() -> None:

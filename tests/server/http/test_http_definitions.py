@@ -107,10 +107,7 @@ def test_a_virtual_host_takes_its_own_and_no_users(broker: Broker, boss: Api) ->
             "in",
         ),
         ({"queues": TOPOLOGY["queues"], "permissions": [{"user": "nobody"}]}, "permissions"),
-        (
-            {"exchanges": [{"name": "x", "vhost": "/", "type": "nope"}], "queues": TOPOLOGY["queues"]},
-            "nope",
-        ),
+        ({"exchanges": [{"name": "x", "vhost": "/", "type": "nope"}], "queues": TOPOLOGY["queues"]}, "nope"),
         ({"vhosts": [{"name": "made"}], "queues": [{"name": 5}]}, "name"),
     ],
 )

@@ -7,14 +7,7 @@ import struct
 from pamqp import commands, heartbeat
 
 from tests.amqp_peer import encoded, method, raw
-from tests.server.amqp.violations.row import (
-    Answered,
-    ChannelClosed,
-    ConnectionClosed,
-    Dropped,
-    Like,
-    row,
-)
+from tests.server.amqp.violations.row import Answered, ChannelClosed, ConnectionClosed, Dropped, Like, row
 
 C, H, Q, B, E = commands.Connection, commands.Channel, commands.Queue, commands.Basic, commands.Exchange
 FRAME_MAX = 131_072

@@ -8,11 +8,7 @@ from typing import Any
 from pamqp import commands
 
 from tests.amqp_peer import changed, content
-from tests.server.amqp.violations.row import (
-    inequivalent,
-    locked,
-    row,
-)
+from tests.server.amqp.violations.row import inequivalent, locked, row
 
 Q, B, E = commands.Queue, commands.Basic, commands.Exchange
 MINE = Q.Declare(queue="violation.mine", exclusive=True)
