@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kafka import KafkaProducer
 
+from bench.kafka_rig import Rig
 from bench.report import Figure, against, note
 from bench.scale import growing
 from bench.streams import run
-
-if TYPE_CHECKING:
-    from bench.kafka import Rig
 
 PARTITIONS = 1_000
 MICRO_BATCHES, WARM = 7, 2

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
@@ -25,15 +25,13 @@ from kafka import KafkaProducer
 
 from bench.broker import serving
 from bench.floods import LOGIN, OPEN
+from bench.kafka_rig import Rig
 from bench.report import PERCENTS, RATES, Figure, note
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.decoder import PROTOCOL_HEADER
 from broker_core.amqp.v0_9_1.encoder import encode_content, encode_method
 from broker_core.message.properties import Properties
 from txmq import BrokerClient, transactional
-
-if TYPE_CHECKING:
-    from bench.kafka import Rig
 
 SECONDS, WARM_S = 25, 10
 EVERY_S = 0.01
