@@ -37,8 +37,8 @@ def open_batch(
         if batch_id > 0 and on_new != "resume":
             raise BatchGap(
                 f"query {query_id} starts app {app_id!r} with batch {batch_id}, but no batch before it "
-                "is in the ledger: the checkpoint was used with another sink. Start with a new "
-                "checkpoint, or set onNewCheckpoint=resume"
+                "is in the ledger: the checkpoint was used with another sink, or transactional was not "
+                "called for every batch. Start with a new checkpoint, or set onNewCheckpoint=resume"
             )
         position = lineages[-1].position + 1 if lineages else 1
         if len(lineages) >= KEPT_LINEAGES:
@@ -82,8 +82,9 @@ def _follow(ledger: Ledger, batch: MicroBatch, offset_log: str) -> LedgerRecord 
     if batch_id > expected:
         raise BatchGap(
             f"query {query_id} of app {app_id!r} opens batch {batch_id}, but the ledger expects "
-            f"batch {expected}: the checkpoint is ahead of this broker (was an older data directory "
-            "restored?). Nothing was done; use a new checkpoint with onNewCheckpoint=resume"
+            f"batch {expected}: transactional was not called for it, or its error was caught, or an older "
+            "data directory was restored. Nothing was done; call it for every batch, an empty one too, and "
+            "use a new checkpoint with onNewCheckpoint=resume"
         )
     entry = ledger.entry(batch)
     if entry is None:

@@ -34,7 +34,8 @@ import broker_core
 for package in {free}:
     for module in pkgutil.walk_packages([f"broker_core/{{package}}"], f"broker_core.{{package}}."):
         importlib.import_module(module.name)
-sys.exit(pytest.main(["-q", "--noconftest", "-p", "tests.kafka.conftest", "-p", "no:cacheprovider", *sys.argv[1:]]))
+options = ["--noconftest", "-p", "tests.kafka.conftest", "-p", "no:cacheprovider", "--hypothesis-profile=ci"]
+sys.exit(pytest.main(["-q", *options, *sys.argv[1:]]))
 """
 # a whole micro-batch, one through exchanges and bindings, the operator's port
 USED = (

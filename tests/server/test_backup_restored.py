@@ -51,7 +51,7 @@ def test_a_checkpoint_that_is_ahead_of_the_copy_stops_before_anything_is_consume
         fill(client, "in", 20)  # others under the offsets that the checkpoint has passed
         with pytest.raises(TxmqError) as source:
             client.claim("app", ["in"], end, Limit(), Origin(), "fail")
-        with pytest.raises(BatchGap, match="was an older data directory restored") as sink:
+        with pytest.raises(BatchGap, match="an older data directory was restored") as sink:
             client.open_batch("app", "query", 2, "fail")
         assert "which is not the end of a range that this broker ga" in str(source.value), sink
         assert client.available(["in"])["in"].rows == 20 and len(bodies(client, "out")) == 5

@@ -631,6 +631,17 @@ def twice(each: Each, pipeline: dict[str, Any]) -> Each:
     return call
 
 
+def caught(each: Each, pipeline: dict[str, Any]) -> Each:
+    """Spark takes the batch for done, and its messages would be acknowledged."""
+    failing = transactional(lambda batch, tx: 1 / 0, url=pipeline["url"], app_id=pipeline["app"])
+
+    def call(batch: DataFrame, number: int) -> None:
+        with contextlib.suppress(ZeroDivisionError):
+            failing(batch, number)
+
+    return call
+
+
 def in_a_thread(each: Each, pipeline: dict[str, Any]) -> Each:
     def call(batch: DataFrame, number: int) -> None:
         with ThreadPoolExecutor(1) as threads:
@@ -710,6 +721,7 @@ CALLS: dict[str, Callable[[Each, dict[str, Any]], Each]] = {
         by_a_function,
         two_apps,
         twice,
+        caught,
         in_a_thread,
         by_itself,
         within_its_own,
@@ -723,6 +735,7 @@ ON_CONNECT = {
     "computed_and_checkpointed": computed_and_checkpointed,
 }
 REFUSED_CALLS = {
+    "caught": "was not called for it, or its error was caught",
     "two_apps": "give both the same",
     "in_a_thread": "called outside a query",
     "by_itself": "was called by its own function",

@@ -126,9 +126,7 @@ class Decisions:
         return self.ledger.consumed({log for record in entries for log in record.ranges})
 
     def trial(self, ask: Callable[[Changes], T]) -> tuple[T, Changes]:
-        """Returns what ``ask`` answers, and what would change by it; nothing has changed. Raises what it
-        raises.
-        """
+        """Returns what ``ask`` answers, or raises, and what would change by it; nothing has changed."""
         changes = Changes()
         self._undo.begin()
         try:

@@ -19,9 +19,7 @@ from broker_core.micro_batch.sink import RecordSink
 
 
 class PartitionLogs:
-    """Implements :class:`broker_core.micro_batch.claims.logs.Logs` for one change. ``ends``: of the logs, as
-    of now.
-    """
+    """Implements :class:`broker_core.micro_batch.claims.logs.Logs` for one change. ``ends``: as of now."""
 
     def __init__(
         self,

@@ -47,9 +47,7 @@ KEPT_CLAIMS = 1000  # per app and set of logs, for restored checkpoints and late
 
 
 class Below(NamedTuple):
-    """What lies below the offsets ``vector``. ``finished``: the claim that ends there; None: whoever claimed
-    behind it has acked it.
-    """
+    """What lies below ``vector``. ``finished``: the claim that ends there; None: it is acked, and pruned."""
 
     app_id: str
     vector: Mapping[str, int]
@@ -191,14 +189,18 @@ class Claims:
                 return claim
         return None
 
+    def ending(self, app_id: str, vector: Mapping[str, object]) -> ClaimRecord | None:
+        """Returns the newest claim that ends there."""
+        claims = reversed(self._by_app.get(app_id, ()))
+        return next((each for each in claims if each.end.items() >= vector.items()), None)
+
     def _require_end(self, app_id: str, start: Vector, vector: Mapping[str, int]) -> ClaimRecord | None:
         """Returns the newest claim that ends at the offsets of ``start``. Raises CheckpointMismatch.
 
         None if that claim was pruned, and a claim that starts there proves that it existed.
         """
-        for claim in reversed(self._by_app.get(app_id, ())):
-            if all(claim.end.get(log) == offset for log, offset in vector.items()):
-                return claim
+        if (claim := self.ending(app_id, vector)) is not None:
+            return claim
         if self._by_start.get((app_id, canonical(start))) or self.origins.starts_at(app_id, vector):
             return None
         self._refuse_released(app_id, vector)
@@ -278,9 +280,7 @@ class Claims:
     def note_release(
         self, logs: Logs, sink: RecordSink, done: Release, released: Collection[str], ends: Mapping[str, int]
     ) -> None:
-        """Records a release before it takes place, and where the app is in all that it ends. ``ends``: of
-        what is decided.
-        """
+        """Records a release before it takes place, and where the app is. ``ends``: of what is decided."""
         ended = [claim for claim in self._by_app.get(done.app_id, ()) if claim.ranges.keys() & set(released)]
         every = {*released, *(log for claim in ended for log in claim.ranges)}
         self.releases.note(logs, sink, done, every, ends, self.position(done.app_id))

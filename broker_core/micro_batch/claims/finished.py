@@ -37,6 +37,9 @@ class DecidedBatches(Protocol):
     def last(self, app_id: str) -> LedgerRecord | None:
         """Returns the newest entry of the app."""
 
+    def knows(self, app_id: str) -> bool:
+        """Returns whether a batch of the app was opened, decided or not."""
+
     def decision(self, query_id: str, batch_id: int, counts: Counts) -> Decision:
         """Returns what is decided, if the query decides here, under an app that ``counts``."""
 
@@ -84,25 +87,28 @@ def is_consumed(
     spans = {log: (first, last) for log, (first, last) in claim.ranges.items() if first < last}
     if all(consumed.get(log, -1) >= last for log, (_, last) in spans.items()):
         return True
-    # 2. Spark ran the batch beside this process, and its sink is another system
-    if committed.ran and new:
-        return True
     done = committed.decisions(claim, reads)
     if any(done):  # without a range: its cache was read
         return True
-    # 3. the next thing to decide, or of a query that decides here
+    # 2. the first batch that was opened, the next one to decide, or of a query that decides here
     last = ledger.last(claim.app_id)
-    is_next = last is not None and last.claim_position < claim.position
-    is_next = is_next and all(consumed.get(log, -1) == first for log, (first, _) in spans.items())
-    if is_next or False in done:
+    is_next = last is None and not done and ledger.knows(claim.app_id)
+    if last is not None and last.claim_position < claim.position:
+        is_next = all(consumed.get(log, -1) == first for log, (first, _) in spans.items())
+    ran = committed.ran and new
+    if False in done or (is_next and not (ran and done)):
         raise CheckpointMismatch(
             f"the checkpoint of app {claim.app_id!r} has committed the batch that ends at "
-            f"{brief(claim.end)}, but the ledger has not decided it: an older data directory was "
-            "restored, or a copy of one. Nothing was done, and the messages of this batch are still in the "
-            "queue",
-            "use the data directory that was last in use, or start once more with a new checkpoint and "
-            "onNewCheckpoint=resume, which reads them again",
+            f"{brief(claim.end)}, but the ledger has not decided it: transactional was not called for it, or "
+            "its error was caught, or an older data directory was restored. Nothing was done, and the "
+            "messages of this batch are still in the queue",
+            "after a restore, use the data directory that was last in use; else call it for every batch, let "
+            "its errors through, and start once more with a new checkpoint and onNewCheckpoint=resume, which "
+            "reads them again",
         )
+    # 3. Spark ran the batch beside this process, and its sink is another system
+    if ran:
+        return True
     # 4. the batch before is acknowledged, and a query that does not decide here has read it
     before = (
         other

@@ -36,9 +36,7 @@ class Logs(Protocol):
         """Returns the queue whose log it is. Raises OptionError for a text that is no log."""
 
     def id_of(self, queue: str) -> str:
-        """Returns the id of the queue that the app has claimed, which another queue of its name does not
-        have.
-        """
+        """Returns the id of the queue that the app has claimed; another one of its name has another."""
 
     def first(self, log: str) -> int:
         """Returns where a log that no origin and no checkpoint names begins."""

@@ -1,8 +1,7 @@
 """Origins: where the symbolic start of each set of queues of an app is, resolved once (S1, S2). Pure.
 
 Not here: which range follows it (``next_range.py``).
-Invariant: the origin of a set of queues changes only when a new checkpoint resumes; then its lineage is
-higher than before.
+Invariant: the origin of a set of queues changes only when a new checkpoint resumes, to a higher lineage.
 """
 
 from __future__ import annotations
@@ -74,9 +73,7 @@ class Origins:
         return max((entry.lineage for entry in self._sharing(app_id, queues)), default=1)
 
     def starts_at(self, app_id: str, vector: Mapping[str, int]) -> bool:
-        """Returns whether the app went on at ``vector`` after a release, or behind another ledger, and has
-        claimed nothing yet.
-        """
+        """Returns whether the app went on there after a release or another ledger, and claimed nothing."""
         starts = {
             log: at
             for entry in list(self._of.get(app_id, {}).values())

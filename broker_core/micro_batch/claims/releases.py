@@ -82,9 +82,7 @@ class Releases:
         )
 
     def left_at(self, logs: Logs, app_id: str, names: Mapping[str, Sequence[str]]) -> dict[str, int]:
-        """Returns where the app goes on in each log that was released from it, of these queues and their
-        logs.
-        """
+        """Returns where the app goes on in each log of these queues that was released from it."""
         notes = self.of(app_id)
         others = {
             note.queue for note in notes if note.queue in names and logs.id_of(note.queue) != note.queue_id
