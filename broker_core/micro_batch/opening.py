@@ -7,11 +7,11 @@ place in the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 from broker_core.core.errors import BatchGap, CheckpointMismatch
 from broker_core.core.records import LedgerRecord, LineageRecord
-from broker_core.engine import OnNewCheckpoint
+from broker_core.engine import OnNewCheckpoint, Ranges
+from broker_core.micro_batch.claims.claim import Claims
+from broker_core.micro_batch.claims.finished import Counts
 from broker_core.micro_batch.claims.other_sources import require_same_offsets
 from broker_core.micro_batch.claims.reads import unread
 from broker_core.micro_batch.ledger import Ledger, MicroBatch, other_decision
@@ -97,16 +97,20 @@ def _follow(ledger: Ledger, batch: MicroBatch, offset_log: str) -> LedgerRecord 
     return entry
 
 
-def require_undecided(
-    ledger: Ledger,
-    batch: MicroBatch,
-    ranges: Mapping[str, tuple[int, int]],
-    claim_position: int,
-    counts: Callable[[str], bool],
+def record_read(
+    claims: Claims, ledger: Ledger, sink: RecordSink, batch: MicroBatch, ranges: Ranges, counts: Counts
 ) -> None:
-    """Raises CheckpointMismatch if an app that ``counts`` has decided the batch: it cannot read what it
-    did not consume (S4). ``claim_position``: of the newest claim of the app, which reads.
+    """Records what a batch reads (S4). Raises CheckpointMismatch if an app that ``counts`` has decided it: it
+    cannot read what it did not consume.
     """
+    if not claims.reads.already(*batch, ranges):
+        require_undecided(ledger, batch, ranges, claims.position(batch.app_id), counts)
+    claims.record_read(sink, *batch, ranges)
+
+
+def require_undecided(
+    ledger: Ledger, batch: MicroBatch, ranges: Ranges, claim_position: int, counts: Counts
+) -> None:
     app_id, query_id, batch_id = batch
     for sink in ledger.apps() if query_id else ():
         entry = ledger.entry(MicroBatch(sink, query_id, batch_id))

@@ -24,7 +24,7 @@ from broker_core.arrow.parts import branch_checksum, check_part, parts, signed
 from broker_core.arrow.rows import ReadPlan
 from broker_core.broker.access.rights import OWNER, Actor
 from broker_core.broker.batch import overview
-from broker_core.broker.batch.branch import NOWHERE, Epoch, PartRows, StagedLimits, inline_rows
+from broker_core.broker.batch.branch import NOWHERE, Epoch, PartRows, StagedLimits
 from broker_core.broker.batch.extent import offsets
 from broker_core.broker.batch.micro_batch import MicroBatches
 from broker_core.broker.batch.owners import public_entry
@@ -35,7 +35,7 @@ from broker_core.broker.topology.ownership import QueueHeld
 from broker_core.core.address import VHOST
 from broker_core.core.change import Author, Change
 from broker_core.core.checks import checked_calls
-from broker_core.core.errors import DataLoss, MissingBranch, StoreFailed, TxmqError
+from broker_core.core.errors import StoreFailed, TxmqError
 from broker_core.core.failpoint import here
 from broker_core.core.ids import BlockId
 from broker_core.engine import (
@@ -60,7 +60,7 @@ from broker_core.engine import (
 from broker_core.micro_batch.claims.finished import CommittedBelow
 from broker_core.micro_batch.claims.next_range import next_range
 from broker_core.micro_batch.ledger import MicroBatch
-from broker_core.micro_batch.opening import require_undecided
+from broker_core.micro_batch.opening import record_read
 from broker_core.micro_batch.unapplied import mark_mirrored, note
 from broker_core.node.committer import Work, changes
 from broker_core.node.deferred_signals import uninterrupted
@@ -155,11 +155,8 @@ class EmbeddedEngine:
         return [self._state.topology.shared(name).name for name in queues]
 
     def log_ids(self, logs: Sequence[str]) -> dict[str, str]:
-        def look() -> dict[str, str]:
-            queues = self._state.topology.queues
-            return {log: f"{self._identity}/{queues[log].queue_id}" for log in logs if log in queues}
-
-        return self._look(look)
+        queues, own = self._state.topology.queues, self._identity
+        return self._look(lambda: {log: f"{own}/{queues[log].queue_id}" for log in logs if log in queues})
 
     def available(self, logs: Sequence[str], starts: Mapping[str, int] | None = None) -> dict[str, Available]:
         def look() -> dict[str, Available]:
@@ -169,16 +166,10 @@ class EmbeddedEngine:
                 start = (starts or {}).get(log, queue.progress.floor)
                 end = queue.log.visible_end
                 settled = queue.progress.settled_within(start, end)
-                found[log] = self._available(log, start, max(start, end), settled)
+                found[log] = self._reader.available(log, start, max(start, end), settled)
             return found
 
         return self._look(look)
-
-    def _available(self, log: str, start: int, end: int, skipped: Iterable[Sequence[int]]) -> Available:
-        inside = ((max(first, start), min(last, end)) for first, last in skipped)
-        rows = end - start - sum(max(0, last - first) for first, last in inside)
-        size = sum(run.size_bytes for run in self._state.topology.queue(log).log.runs_between(start, end))
-        return Available(start, end, rows, size)
 
     def offsets(self, queues: Sequence[str], origin: Origin) -> dict[str, int]:
         origin.check({queue: [queue] for queue in queues})
@@ -220,7 +211,7 @@ class EmbeddedEngine:
                 return {}
             claim = self._claims.by_ranges(app_id, ranges)
             return {
-                log: self._available(log, first, last, claim.skipped.get(log, ()))
+                log: self._reader.available(log, first, last, claim.skipped.get(log, ()))
                 for log, (first, last) in ranges.items()
             }
 
@@ -236,12 +227,9 @@ class EmbeddedEngine:
             claim = self._claims.by_ranges(ticket.app_id, ticket.ranges)
             fails, transaction = ticket.fail_on_data_loss, ticket.transaction
             plan = self._reader.plan(slices, claim, fail_on_data_loss=fails, transaction=transaction)
-            batch, ranges = MicroBatch(ticket.app_id, ticket.query_id, ticket.batch_id), ticket.ranges
-            if not self._claims.reads.already(*batch, ranges):
-                counts = partial(self.batches.owners.same, ticket.app_id)
-                position = self._claims.position(ticket.app_id)
-                require_undecided(self._ledger, batch, ranges, position, counts)
-            self._claims.record_read(change, *batch, ranges)
+            batch = MicroBatch(ticket.app_id, ticket.query_id, ticket.batch_id)
+            counts = partial(self.batches.owners.same, ticket.app_id)
+            record_read(self._claims, self._ledger, change, batch, ticket.ranges, counts)
             return plan
 
         plan = in_groups(ticket.slices, lambda slices: self._run(partial(work, slices)))
@@ -388,15 +376,9 @@ class EmbeddedEngine:
         return staged
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
-        checksums: list[int] = []
-        count = 0
-        for number, part in enumerate(parts(rows, header)):
-            staged, checksum = self.stage_part(header, number, part)
-            checksums.append(checksum)
-            count += staged
-        return StagedBranch(
-            header.branch, header.partition, header.attempt, count, branch_checksum(checksums)
-        )
+        staged = [self.stage_part(header, number, part) for number, part in enumerate(parts(rows, header))]
+        count, checksum = sum(rows for rows, _ in staged), branch_checksum(each for _, each in staged)
+        return StagedBranch(header.branch, header.partition, header.attempt, count, checksum)
 
     def commit_batch(
         self,
@@ -439,27 +421,7 @@ class EmbeddedEngine:
 
     def read_branches(self, branches: Sequence[str], skip: int = 0) -> Iterator[pa.RecordBatch]:
         """``skip``: so many parts of each branch are left out."""
-        for branch in branches:
-            parts = self._look(self._branches.parts, branch)
-            if not parts:  # an entry names only branches with rows
-                raise MissingBranch(
-                    f"the rows of branch {branch} are gone: another driver of this query has applied them; "
-                    "start the query again"
-                )
-            for part in [part for part in parts if part.rows][skip:]:
-                if part.block_id:
-                    try:
-                        block = self.local.read_block(part.block_id)
-                    except DataLoss as error:
-                        if self._branches.part(branch, part.part) is not None:
-                            raise
-                        raise MissingBranch(
-                            f"another driver of this query applied the rows of branch {branch} while they "
-                            "were read; start the query again"
-                        ) from error
-                    yield block
-                else:
-                    yield inline_rows(part)
+        return self._reader.branches(branches, skip, lambda name: self._look(self._branches.parts, name))
 
     def mark_applied(self, app_id: str, sequence: int, versions: Mapping[str, int] | None = None) -> None:
         self._do(self.batches.mark_applied, app_id, sequence, versions or {})
@@ -468,10 +430,8 @@ class EmbeddedEngine:
         self._do(self.batches.skip, app_id, sequence, branches, to)
 
     def note(self, app_id: str, sequence: int, branches: Sequence[str], name: Note, text: str) -> None:
-        names = set(branches)
-        self._run(
-            lambda _, change, now_us: note(self._ledger, change, app_id, sequence, names, name, now_us, text)
-        )
+        add, names = partial(note, self._ledger), set(branches)
+        self._run(lambda _, change, now_us: add(change, app_id, sequence, names, name, now_us, text))
 
     def publish_refused(
         self, app_id: str, sequence: int, branches: Sequence[str], rows: str, token: str,
@@ -504,11 +464,8 @@ class EmbeddedEngine:
         return None if last is None else public_entry(last)
 
     def resume(self, app_id: str, entries: Sequence[LedgerEntry]) -> bool:
-        return self._run(
-            lambda state, change, now_us: resume(
-                state, self.batches, change, app_id, entries, now_us, self._actor
-            )
-        )
+        batches, by = self.batches, self._actor
+        return self._run(lambda state, change, now: resume(state, batches, change, app_id, entries, now, by))
 
     def app(self, app_id: str) -> AppInfo | None:
         return next((app for app in self.apps() if app.app_id == app_id), None)

@@ -1,7 +1,7 @@
 """Reading ranges of queues: a plan lists where the rows are, then they are read block by block.
 
 Not here: who may read which range (``micro_batch/claims/claim.py``), how a piece becomes rows
-(``arrow/rows.py``), and how a client on the broker's host reads the files itself (``client/broker.py``): the
+(``arrow/rows.py``), and how a client on the broker's host reads the files itself (``client/read.py``): the
 bytes at a place in a segment never change, so a valid place stays valid.
 
 Invariant: no reader gets a row whose bytes were removed. Bytes may be removed once no queue needs their row;
@@ -17,16 +17,18 @@ from dataclasses import replace
 import pyarrow as pa
 
 from broker_core.arrow.rows import Piece, ReadPlan, assemble, span
+from broker_core.broker.batch.branch import inline_rows
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.queue import Queue
 from broker_core.broker.queue.progress import IntervalSet
-from broker_core.core.errors import DataLoss, QueueNotFound
-from broker_core.core.records import ClaimRecord
-from broker_core.engine import Slice
+from broker_core.core.errors import DataLoss, MissingBranch, QueueNotFound
+from broker_core.core.records import ClaimRecord, PartRecord
+from broker_core.engine import Available, Slice
 from broker_core.node.loaded_blocks import open_rows
 from broker_core.node.local import LocalBroker
 from broker_core.store.codec import merged_block
 
+PartsOf = Callable[[str], list[PartRecord]]  # those of a branch that are staged, as of now
 PlanAgain = Callable[[str, int, int], ReadPlan]  # the same read of one slice, as of now
 GROUP = 64  # slices of one work: a request has thousands, and the others wait for the lock
 
@@ -88,6 +90,36 @@ class Reader:
                     )
                 )
         return ReadPlan(tuple(pieces), transaction)
+
+    def available(self, log: str, start: int, end: int, skipped: Iterable[Sequence[int]]) -> Available:
+        """Returns what a reader of a range gets, which does not read what is ``skipped``."""
+        inside = ((max(first, start), min(last, end)) for first, last in skipped)
+        rows = end - start - sum(max(0, last - first) for first, last in inside)
+        size = sum(run.size_bytes for run in self._topology.queue(log).log.runs_between(start, end))
+        return Available(start, end, rows, size)
+
+    def branches(self, branches: Sequence[str], skip: int, parts_of: PartsOf) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of staged branches, but not of the first ``skip`` parts of each. Raises
+        MissingBranch.
+        """
+        for branch in branches:
+            parts = parts_of(branch)
+            if not parts:  # an entry names only branches with rows
+                raise MissingBranch(
+                    f"the rows of branch {branch} are gone: another driver of this query has applied them; "
+                    "start the query again"
+                )
+            for part in [part for part in parts if part.rows][skip:]:
+                try:
+                    rows = self._local.read_block(part.block_id) if part.block_id else inline_rows(part)
+                except DataLoss as error:
+                    if part.part in [each.part for each in parts_of(branch)]:
+                        raise
+                    raise MissingBranch(
+                        f"another driver of this query applied the rows of branch {branch} while they "
+                        "were read; start the query again"
+                    ) from error
+                yield rows
 
     def rows(self, plan: ReadPlan, again: PlanAgain) -> Iterator[pa.RecordBatch]:
         """Yields the rows. Raises DataLoss, CorruptSegment; QueueNotFound for a deleted queue."""

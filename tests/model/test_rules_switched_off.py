@@ -586,11 +586,11 @@ def reads_are_not_recorded(patch: Patch) -> None:
 
 def a_batch_may_read_another_range(patch: Patch) -> None:
     patch.setattr(Reads, "already", lambda *_: False)
-    patch.setattr(embedded, "require_undecided", lambda *_: None)
+    patch.setattr(opening, "require_undecided", lambda *_: None)
 
 
 def a_decided_batch_may_read_more(patch: Patch) -> None:
-    patch.setattr(embedded, "require_undecided", lambda *_: None)
+    patch.setattr(opening, "require_undecided", lambda *_: None)
 
 
 def the_decision_deletes(patch: Patch) -> None:

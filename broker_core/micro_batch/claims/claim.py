@@ -27,12 +27,7 @@ from broker_core.core.records import (
 )
 from broker_core.core.undo import Undo
 from broker_core.engine import START, Ranges, Vector
-from broker_core.micro_batch.claims.finished import (
-    CommittedBelow,
-    Counts,
-    anybody,
-    is_consumed,
-)
+from broker_core.micro_batch.claims.finished import CommittedBelow, Counts, anybody, is_consumed
 from broker_core.micro_batch.claims.logs import Logs
 from broker_core.micro_batch.claims.origins import Origins
 from broker_core.micro_batch.claims.reads import Reads, age, other_ranges, require_not_released
