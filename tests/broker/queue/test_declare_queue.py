@@ -99,42 +99,13 @@ def test_a_dead_letter_exchange_that_is_no_text_is_refused_in_rabbitmqs_words() 
 @pytest.mark.parametrize(
     ("arguments", "properties", "text"),
     [
-        (
-            {"x-quorum-initial-group-size": 3},
-            {},
-            "invalid arg 'x-quorum-initial-group-size' for queue 'q' in vhost '/' of queue type "
-            "rabbit_classic_queue",
-        ),
-        (
-            {"x-max-age": "1D"},
-            {},
-            "invalid arg 'x-max-age' for queue 'q' in vhost '/' of queue type rabbit_classic_queue",
-        ),
-        (
-            {"x-queue-type": "quorum", "x-max-priority": 5},
-            {},
-            "invalid arg 'x-max-priority' for queue 'q' in vhost '/' of queue type rabbit_quorum_queue",
-        ),
-        (
-            {"x-queue-type": "quorum", "x-queue-mode": "lazy"},
-            {},
-            "invalid arg 'x-queue-mode' for queue 'q' in vhost '/' of queue type rabbit_quorum_queue",
-        ),
-        (
-            {"x-queue-type": "quorum"},
-            {"durable": False},
-            "invalid property 'non-durable' for queue 'q' in vhost '/'",
-        ),
-        (
-            {"x-queue-type": "quorum"},
-            {"exclusive": True},
-            "invalid property 'exclusive-owner' for queue 'q' in vhost '/'",
-        ),
-        (
-            {"x-queue-type": "quorum"},
-            {"auto_delete": True},
-            "invalid property 'auto-delete' for queue 'q' in vhost '/'",
-        ),
+        ({"x-quorum-initial-group-size": 3}, {}, "{arg} of queue type rabbit_classic_queue"),
+        ({"x-max-age": "1D"}, {}, "{arg} of queue type rabbit_classic_queue"),
+        ({"x-queue-type": "quorum", "x-max-priority": 5}, {}, "{arg} of queue type rabbit_quorum_queue"),
+        ({"x-queue-type": "quorum", "x-queue-mode": "lazy"}, {}, "{arg} of queue type rabbit_quorum_queue"),
+        ({"x-queue-type": "quorum"}, {"durable": False}, "invalid property 'non-durable' {of}"),
+        ({"x-queue-type": "quorum"}, {"exclusive": True}, "invalid property 'exclusive-owner' {of}"),
+        ({"x-queue-type": "quorum"}, {"auto_delete": True}, "invalid property 'auto-delete' {of}"),
     ],
     ids=repr,
 )
@@ -144,7 +115,9 @@ def test_an_argument_of_another_type_of_queue_is_refused_and_named(
     found = topology()
     with pytest.raises(errors.PreconditionFailed) as caught:
         found.declare_queue(Change(), "q", arguments=arguments, **properties)
-    assert caught.value.summary == text
+    of = "for queue 'q' in vhost '/'"
+    arg = f"invalid arg '{[*arguments][-1]}' {of}"
+    assert caught.value.summary == text.format(arg=arg, of=of)
     assert not found.queues
 
 
