@@ -164,6 +164,36 @@ def test_a_topic_that_was_made_again_is_not_decided(bench: Bench) -> None:
     assert bench.bodies(TO) == []
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_the_apps_are_told_though_the_topic_of_one_of_them_is_gone(bench: Bench, again: bool) -> None:
+    bench.send(0, b"a", b"b")
+    bench.client.create_topic("elsewhere", 1)
+    driver, operator = bench.engine(), bench.engine()
+    for app, queue in ((APP, FROM), ("left", "elsewhere")):
+        driver.claim(app, [queue], {queue: START}, Limit(), Origin(), "fail")
+    assert {each.app_id: each.lag for each in operator.apps()} == {APP: 2, "left": 0}
+    bench.client.delete_topic(FROM)
+    if again:
+        bench.client.create_topic(FROM, 2)
+        bench.send(0, b"of others")
+    for engine in (operator, bench.engine()):  # one that has seen the topic, and one that has not
+        assert {each.app_id: each.lag for each in engine.apps()} == {APP: 0, "left": 0}
+
+
+def test_a_topic_that_is_gone_is_released(bench: Bench) -> None:
+    bench.send(0, b"a")
+    bench.engine().claim(APP, [FROM], {FROM: START}, Limit(), Origin(), "fail")
+    bench.client.delete_topic(FROM)
+    with pytest.raises(errors.PreconditionFailed, match="With --force"):
+        bench.engine().release(APP, FROM)
+    bench.engine().release(APP, FROM, force=True)  # as the error says
+    assert bench.engine().apps() == []
+    bench.client.create_topic(FROM, 2)
+    bench.send(0, b"b")
+    end = bench.engine().claim(APP, [FROM], {FROM: START}, Limit(), Origin(), "resume")
+    assert sorted(end.values()) == [0, 1]
+
+
 # -- what an engine is ---------------------------------------------------------------------------------------
 
 

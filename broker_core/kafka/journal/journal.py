@@ -21,7 +21,7 @@ from uuid import UUID
 from broker_core.core import failpoint
 from broker_core.core.backoff import Backoff
 from broker_core.core.errors import AccessRefused, DataLoss, QueueNotFound
-from broker_core.core.records import ReadRecord, ReleaseNoteRecord, canonical, parse
+from broker_core.core.records import ReadRecord, canonical, parse
 from broker_core.engine import LedgerEntry, Ranges
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
@@ -278,14 +278,21 @@ class AppProgress:
         """Returns the queues that the app has claimed, in order."""
         return tuple(sorted(self._journal.positions))
 
+    def logs(self, queue: str) -> list[str]:
+        """Returns the logs of a queue that the app has claimed."""
+        return list(self._journal.positions[queue].acked)
+
     def lag(self, consumed: Mapping[str, int]) -> Lag:
-        """Returns what of its queues is not consumed. ``consumed``: by log, as the ledger says."""
+        """Returns what of its queues is not consumed; nothing of a topic that was deleted, or made again.
+        ``consumed``: by log, as the ledger says.
+        """
         read: dict[TopicPartition, int] = {}
-        for position in self._journal.positions.values():
-            for log, acked in position.acked.items():
+        for queue, position in self._journal.positions.items():
+            for log, acked in position.acked.items() if self._is(queue, position.topic_id) else ():
                 read[parse_log(log)] = max(int(acked), consumed.get(log, 0))
         for note in self._journal.look(lambda claims: claims.releases.of(self._app_id)):
-            if note.interrupted and note.queue not in self._journal.positions and self._is(note):
+            left = note.interrupted and note.queue not in self._journal.positions
+            if left and self._is(note.queue, note.queue_id):
                 note_ends = {parse_log(log): int(at) for log, at in note.ends.items()}
                 read |= {log: at for log, at in note_ends.items() if log.topic == note.queue}
         ends = self._client.offsets(dict.fromkeys(read, LATEST))
@@ -294,10 +301,10 @@ class AppProgress:
             since = committed_ms(self._client, read, ends)
         return Lag(sum(max(0, ends[log] - offset) for log, offset in read.items()), min(since, default=None))
 
-    def _is(self, note: ReleaseNoteRecord) -> bool:
-        """Whether the topic is the one that was released."""
+    def _is(self, queue: str, topic_id: str) -> bool:
+        """Whether the topic is the one that was claimed, or released."""
         with contextlib.suppress(QueueNotFound):
-            return str(self._client.topic(note.queue).id) == note.queue_id
+            return str(self._client.topic(queue, fresh=True).id) == topic_id
         return False
 
     def undecided(self, queue: str, consumed: Mapping[str, int]) -> int:

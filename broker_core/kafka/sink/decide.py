@@ -213,10 +213,9 @@ class Decider:
         self._fenced.patiently(self._fenced.fence)
 
     # -- S6 --------------------------------------------------------------------------------------------------
-    def release(
-        self, queue: str, logs: Sequence[TopicPartition], note: Callable[[Mapping[str, int]], None]
-    ) -> None:
-        """Releases a queue from its app: the running driver loses its epoch. Raises PreconditionFailed.
+    def release(self, queue: str, note: Callable[[Mapping[str, int]], None]) -> None:
+        """Releases a queue from its app: the running driver loses its epoch. Raises PreconditionFailed. Its
+        topic may be deleted.
 
         1. behind a fence, ``note`` with where each decided range ended; 2. the ledger; 3. the claims. A
         release that is cut off is done again.
@@ -224,8 +223,8 @@ class Decider:
 
         def rule(changes: Changes) -> None:
             last = self._ledger.last(self._app)
-            for log in logs:
-                self._ledger.release(changes, str(log), last.commit_sequence if last else NO_SEQUENCE)
+            for log in self._progress.logs(queue):
+                self._ledger.release(changes, log, last.commit_sequence if last else NO_SEQUENCE)
 
         def attempt() -> None:
             self._fenced.fence()

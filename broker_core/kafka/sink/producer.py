@@ -75,9 +75,7 @@ class ProducerEpoch:
         return self.client.transaction_version() >= EPOCH_PER_TRANSACTION
 
     def fence(self, timeout_ms: int = TIMEOUT_MS) -> None:
-        """Takes the newest epoch. No other process can decide any more; an open transaction of the one before
-        is aborted.
-        """
+        """Takes the newest epoch: no other process can decide any more, and its transaction is aborted."""
         self._producer = None
         self._producer = self.client.fence(self.id, timeout_ms)
         self.timeout_ms = timeout_ms

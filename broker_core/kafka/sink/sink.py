@@ -33,7 +33,6 @@ from broker_core.engine import (
 from broker_core.kafka import names
 from broker_core.kafka.cluster.client import Client
 from broker_core.kafka.journal.journal import AppProgress
-from broker_core.kafka.protocol.port import TopicPartition
 from broker_core.kafka.record.record_batch import Codec
 from broker_core.kafka.sink import attempts, batch_writes, staged_branches
 from broker_core.kafka.sink.decide import Decider, OnUnroutable
@@ -92,7 +91,7 @@ class _App:
             self.progress.skip(sequence, fresh, to)
             self.decisions.learn(self.progress)
 
-    def release(self, queue: str, logs: Sequence[TopicPartition], *, force: bool, by: str) -> None:
+    def release(self, queue: str, *, force: bool, by: str) -> None:
         progress, unapplied = (
             self.progress,
             [record.sequence for record in self.refreshed().unapplied(self.app_id)],
@@ -103,7 +102,6 @@ class _App:
         )
         self.decider.release(
             queue,
-            logs,
             lambda consumed: progress.note_release(queue, consumed, by=by, interrupted=interrupted),
         )
 
@@ -348,9 +346,8 @@ class KafkaSink:
             raise errors.PreconditionFailed(
                 f"queue {queue!r} is not claimed by any app {app_id!r}; `txmq app list` lists the claims"
             )
-        logs = [TopicPartition(queue, number) for number in self._client.topic(queue).partitions]
         with app.lock:
-            app.release(queue, logs, force=force, by=by)
+            app.release(queue, force=force, by=by)
 
     def app_ids(self) -> list[str]:
         """Returns the apps of the cluster, as far as the user may see their topics."""

@@ -72,6 +72,10 @@ class View:
     def queues(self) -> tuple[str, ...]:
         return self._seen.queues
 
+    def logs(self, queue: str) -> list[str]:
+        ranges = self._seen.reads.values()
+        return sorted({log for read in ranges for log in read if log.startswith(f"{queue}/")})
+
     def lag(self, consumed: Mapping[str, int]) -> Lag:
         return Lag(sum(100 - offset for offset in consumed.values()), None)
 
