@@ -321,7 +321,7 @@ def test_a_folder_says_what_it_has() -> None:
 # Lines of product in each room. Whoever adds a feature says what leaves: a budget is raised by a decision about
 # the whole, never by the change that is over it.
 BUDGETS = {
-    "broker_core": 1_570,
+    "broker_core": 1_565,
     "broker_core/amqp": 2_790,
     "broker_core/arrow": 870,
     "broker_core/broker": 13_437,
@@ -337,11 +337,11 @@ BUDGETS = {
     "broker_core/store": 4_160,
     "connector": 1_580,
     "connector/batch": 1_924,
-    "connector/delta": 3_535,
+    "connector/delta": 3_569,
     "connector/ledger": 739,
     "connector/reject": 689,
     "connector/stream": 1_511,
-    "connector/tables": 1_093,
+    "connector/tables": 1_100,
     "connector/typed": 3_046,
     "txmq": 2_418,
     "txmq/admin": 686,

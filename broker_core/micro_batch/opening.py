@@ -37,8 +37,8 @@ def open_batch(
         if batch_id > 0 and on_new != "resume":
             raise BatchGap(
                 f"query {query_id} starts app {app_id!r} with batch {batch_id}, but no batch before it "
-                "is in the ledger: the checkpoint was used with another sink, or transactional was not "
-                "called for every batch. Start with a new checkpoint, or set onNewCheckpoint=resume"
+                "is in the ledger: transactional was not called for each, or another sink was. Call it for "
+                "each, and set onNewCheckpoint=resume to go on here; or start with a new checkpoint"
             )
         position = lineages[-1].position + 1 if lineages else 1
         if len(lineages) >= KEPT_LINEAGES:
@@ -84,7 +84,7 @@ def _follow(ledger: Ledger, batch: MicroBatch, offset_log: str) -> LedgerRecord 
             f"query {query_id} of app {app_id!r} opens batch {batch_id}, but the ledger expects "
             f"batch {expected}: transactional was not called for it, or its error was caught, or an older "
             "data directory was restored. Nothing was done; call it for every batch, an empty one too, and "
-            "use a new checkpoint with onNewCheckpoint=resume"
+            "use a new checkpoint with onNewCheckpoint=resume, which has no state of this one"
         )
     entry = ledger.entry(batch)
     if entry is None:

@@ -87,9 +87,25 @@ def has(spark: SparkSession, table: Table, once: CommitId) -> bool:
     return table.exists and bool(_status(spark, table, once, fresh=True).exists)
 
 
+class Undone(CheckpointMismatch):
+    """A RESTORE has taken a commit out of its table, which keeps its number. ``next``: the id of another."""
+
+    def __init__(self, table: Table, once: CommitId, restored: int) -> None:
+        super().__init__(f"RESTORE has taken batch {once.sequence} out of table {table.name!r}", UNAPPLIED)
+        self.next = once.behind(restored)
+
+
+def once_more(once: CommitId, commit: Callable[[CommitId], T]) -> T:
+    """Returns what ``commit`` does; again behind a RESTORE that has taken it out."""
+    try:
+        return commit(once)
+    except Undone as undone:
+        return commit(undone.next)
+
+
 def _status(spark: SparkSession, table: Table, once: CommitId, *, fresh: bool) -> log.CommitStatus:
     found = log.find_commit(log.commits(spark, table, fresh=fresh), once.batch, once.decided_at_us)
-    if found.exists is None:
+    if found.exists is None and not found.restored:
         return log.CommitStatus(log.stored_at_ms(spark, table, once.txn_app_id) >= once.decided_at_us // 1000)
     return found
 
@@ -103,9 +119,11 @@ def require_commit(spark: SparkSession, table: Table, once: CommitId) -> int | N
     found = _status(spark, table, once, fresh=False)
     if found.exists:
         return found.version
+    if found.exists is False and found.restored:
+        raise Undone(table, once, found.restored)
     raise CheckpointMismatch(
         f"Delta has skipped batch {once.sequence} of app {once.app_id!r}, because table {table.name!r} holds "
-        "another batch with this number: an older copy of the broker's data was restored, or two copies are "
-        "in use (the broker keeps the rows)",
+        "another batch with this number: an older copy of the broker's data was restored, two copies are in "
+        "use, or RESTORE has put the table back to a time (the broker keeps the rows)",
         UNAPPLIED,
     )

@@ -116,7 +116,9 @@ class Delta:
     def append(
         self, spark: SparkSession, table: Table, rows: Rows, once: CommitId, writing: Writing = PLAIN
     ) -> int | None:
-        version = append_rows.append(spark, table, rows, once, writing, self._limit_s)
+        version = commits.once_more(
+            once, lambda id: append_rows.append(spark, table, rows, id, writing, self._limit_s)
+        )
         return self._commits.committed(table, version)
 
     def add(
@@ -136,7 +138,9 @@ class Delta:
         place = target["location"]
         files = TableFiles.at(place)
         if table.location == place and rows is None:
-            added = self._adding.add(spark, table, files, staged, once, options)
+            added = commits.once_more(
+                once, lambda id: self._adding.add(spark, table, files, staged, id, options)
+            )
             if added is not None:
                 return added.version
         # the table has changed or moved since: Delta writes the rows again
@@ -157,7 +161,9 @@ class Delta:
         once: CommitId,
         context: Mapping[str, object] | None = None,
     ) -> int | None:
-        version = make_change.change(spark, table, change, rows, once, context, self._limit_s)
+        version = commits.once_more(
+            once, lambda id: make_change.change(spark, table, change, rows, id, context, self._limit_s)
+        )
         return self._commits.committed(table, version)
 
     # -- without Spark ---------------------------------------------------------------------------------------

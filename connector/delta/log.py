@@ -202,18 +202,26 @@ def made_last(spark: SparkSession, table: Table, batch: Mapping[str, object]) ->
 
 
 class CommitStatus(NamedTuple):
-    """Whether a table has the commit of a batch, None if it is not known; and the version of that commit."""
+    """Whether a table has the commit of a batch, None if it is not known; and the version of that commit.
+    ``restored``: of the newest RESTORE, if one has taken it out, or may have.
+    """
 
     exists: bool | None
     version: int | None = None
+    restored: int = 0
 
 
 def find_commit(history: Iterator[Commit], batch: Mapping[str, object], decided_at_us: int) -> CommitStatus:
     """Whether ``history`` (newest first) has the commit of ``batch``."""
-    oldest = None
+    oldest, newest_part, restored = None, None, 0
     for oldest in history:
+        is_part = newest_part is None or oldest.version <= newest_part
         if is_of(oldest.metadata, batch):
-            return CommitStatus(True, oldest.version)
+            return CommitStatus(True, oldest.version) if is_part else CommitStatus(False, None, restored)
+        if is_part and oldest.operation == "RESTORE":
+            restored, newest_part = restored or oldest.version, oldest.restored_to
+            if newest_part is None:  # to a time: which version that was, is not written
+                return CommitStatus(None, None, restored)
         if oldest.timestamp_ms and oldest.timestamp_ms < decided_at_us // 1000 - CLOCKS_APART_MS:
             return CommitStatus(False)  # an append is never older than its decision
     return CommitStatus(False if oldest is None or oldest.version == 0 else None)

@@ -89,12 +89,14 @@ class TableFiles:
                 del _durable[next(iter(_durable))]
 
     def copy(self, pairs: Mapping[str, str]) -> None:
-        """Gives files (from -> to) a second name, or copies them where the disk has no hard links. Raises
-        FileNotFoundError, OSError.
+        """Gives files (from -> to) a second name, or copies them where the disk has no hard links; behind a
+        RESTORE one may have the second name alone. Raises FileNotFoundError, OSError.
         """
         for source, target in pairs.items():
             have, want = self._root / source, self._root / target
             want.parent.mkdir(parents=True, exist_ok=True)
+            if want.exists() and not have.exists():
+                continue
             _link(have, want)
             # what Hadoop verifies when it reads a local file
             with contextlib.suppress(FileNotFoundError):

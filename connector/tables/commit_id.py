@@ -80,6 +80,13 @@ class CommitId:
         others = [offsets_of(entry) for entry in entries[:-1]]
         return replace(once, batch={**once.batch, OTHERS: others}) if others else once
 
+    def behind(self, restored: int) -> CommitId:
+        """Returns the same step behind a RESTORE that has taken it out (:func:`numbered_anew`)."""
+        head, _, last = self.txn_app_id.rpartition("/")
+        table, mark, step = last.partition(STEP)
+        name = f"{head}/{numbered_anew(table.partition(_RESTORED)[0], restored)}{mark}{step}"
+        return replace(self, txn_app_id=name, batch={**self.batch, "txn_app_id": name})
+
     @property
     def app_id(self) -> str:
         return str(self.batch["app_id"])

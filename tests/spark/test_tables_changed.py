@@ -212,6 +212,31 @@ def test_everything_that_others_do_at_every_step_leaves_each_row_once(rig: Any, 
     what_others_do_leaves_each_row_once(rig, name, [act], point)
 
 
+def test_a_batch_that_a_restore_takes_out_before_it_is_marked_is_applied_once_more(rig: Any) -> None:
+    """As where data and a table are put back to the same moment. It keeps the numbers of what was taken out."""
+    operations = ["files", "rows", "merge"]
+    for table in operations:
+        rig.spark.sql(f"CREATE TABLE undone_{table} (k STRING, n INT) USING delta")
+        rig.spark.sql(f"INSERT INTO undone_{table} VALUES ('old', 0)")
+
+    def fn(rows: DataFrame, tx: BatchTransaction) -> None:
+        for table in operations:
+            DONE[table](rows, tx, f"undone_{table}")
+
+    driver, batch = Driver(rig, "undone", fn), rig.spark.sql("SELECT * FROM VALUES ('x', 1) AS rows(k, n)")
+    for _ in range(2):
+        failpoint.arm("foreach.applied.2", dies)
+        assert "dies here" in str(driver.batch(0, batch)) and driver.waiting == [1]
+        for table in operations:
+            run_sql(rig, [f"RESTORE TABLE undone_{table} TO VERSION AS OF 1"])
+    failpoint.disarm()
+    assert driver.batch(0, batch) is None and driver.waiting == []
+    for table in operations:
+        found = [row["k"] for row in another_session(rig).table(f"undone_{table}").collect()]
+        assert sorted(found) == ["old", "x"], table
+        rig.spark.sql(f"DROP TABLE undone_{table}")
+
+
 # -- what others have done, and the next batch ----------------------------------------------------------------
 def test_a_column_that_was_added_is_left_alone_by_a_merge_of_all_columns_as_by_an_append(rig: Any) -> None:
     """Unless a column of the rows is for nothing, or the new one may not be null: nothing is decided then."""

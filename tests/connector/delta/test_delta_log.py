@@ -18,6 +18,10 @@ def commit(version: int, timestamp_ms: int, metadata: dict[str, Any] | None = No
     return Commit(version, timestamp_ms, metadata or {})
 
 
+def restore(version: int, to: int | None) -> Commit:
+    return Commit(version, DECIDED_MS, {}, "RESTORE", to)
+
+
 @pytest.mark.parametrize(
     ("history", "answer"),
     [
@@ -28,6 +32,11 @@ def commit(version: int, timestamp_ms: int, metadata: dict[str, Any] | None = No
         ([commit(9, DECIDED_MS, OTHER), commit(8, DECIDED_MS)], None),
         ([commit(8, DECIDED_MS - CLOCKS_APART_MS // 2)], None),
         ([], False),
+        ([restore(7, 4), commit(6, DECIDED_MS, BATCH)], False),
+        ([restore(7, 6), commit(6, DECIDED_MS, BATCH)], True),
+        ([commit(8, DECIDED_MS, BATCH), restore(7, 4), commit(6, DECIDED_MS, BATCH)], True),
+        ([restore(9, 5), restore(8, 2), commit(4, DECIDED_MS, BATCH)], True),
+        ([restore(9, None), commit(8, DECIDED_MS, BATCH)], None),
     ],
     ids=[
         "newest",
@@ -37,6 +46,11 @@ def commit(version: int, timestamp_ms: int, metadata: dict[str, Any] | None = No
         "cleaned too far",
         "clocks differ",
         "no log",
+        "taken out",
+        "restored to it",
+        "taken out and there again",
+        "a restore that was taken out",
+        "restored to a time",
     ],
 )
 def test_the_log_proves_a_batch_or_its_absence_or_says_that_it_cannot(
