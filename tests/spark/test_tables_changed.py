@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,6 +211,31 @@ def test_everything_that_others_do_at_every_step_leaves_each_row_once(rig: Any, 
         pytest.skip("the appends are committed by then, and a restore takes them away")
     name = f"every{list(HARMLESS).index(act)}_{POINTS.index(point)}"
     what_others_do_leaves_each_row_once(rig, name, [act], point)
+
+
+def test_rows_that_were_decided_before_their_table_was_widened_are_cast(rig: Any, tmp_path: Path) -> None:
+    """Delta casts what is appended to a name, and refuses it at a path."""
+    paths = {form: str(tmp_path / form) for form in ("files", "rows")}
+    for path in paths.values():
+        rig.spark.sql(f"CREATE TABLE delta.`{path}` (k STRING, n INT) USING delta")
+        rig.spark.sql(f"INSERT INTO delta.`{path}` VALUES ('old', 0)")
+
+    def fn(rows: DataFrame, tx: BatchTransaction) -> None:
+        for form, path in paths.items():
+            DONE[form](rows, tx, path)
+
+    def widen() -> None:
+        for path in paths.values():
+            run_sql(rig, HARMLESS["a type is widened"], t=f"delta.`{path}`")
+
+    driver, widened = Driver(rig, "cast", fn), once_at("foreach.decided", widen)
+    assert driver.batch(0, rig.spark.sql("SELECT * FROM VALUES ('x', 1) AS rows(k, n)")) is None
+    failpoint.disarm()
+    assert widened() and driver.waiting == []
+    for path in paths.values():
+        found = another_session(rig).read.format("delta").load(path)
+        assert found.schema["n"].dataType.simpleString() == "bigint"
+        assert sorted((row["k"], row["n"]) for row in found.collect()) == [("old", 0), ("x", 1)]
 
 
 def test_a_batch_that_a_restore_takes_out_before_it_is_marked_is_applied_once_more(rig: Any) -> None:

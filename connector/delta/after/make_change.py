@@ -14,16 +14,14 @@ import json
 import uuid
 from collections.abc import Mapping
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from broker_core.core import failpoint
-from broker_core.core.errors import OptionError
 from connector.delta.after import same_table
-from connector.delta.before.append_rows import fit_rows
-from connector.delta.before.fit import Fit, Shape, fit
+from connector.delta.before.append_rows import widened
 from connector.delta.commits import require_commit, retry, save, settings, was_committed
 from connector.delta.isolated_session import isolated_session
-from connector.sql import plain, quoted
+from connector.sql import plain
 from connector.tables.change import Change, Overwrite
 from connector.tables.commit_id import CommitId
 from connector.tables.table import Table, in_sql
@@ -51,7 +49,7 @@ def change(
     def write() -> None:
         if isinstance(change, Overwrite):
             with isolated_session(spark, None, context) as session:
-                source = _widened(rows(session), table)
+                source = widened(rows(session), table)
                 writer = source.write.format("delta").mode("overwrite").options(**change.options)
                 same_table.require(session, table, once)
                 save(writer.option("replaceWhere", change.where), table, once)
@@ -72,15 +70,3 @@ def change(
     version = require_commit(spark, table, once)
     same_table.require_done_on(spark, table, once)
     return version
-
-
-def _widened(rows: DataFrame, table: Table) -> DataFrame:
-    """The rows with the integers of a table that was widened since: an overwrite does not cast them. Those
-    that widen the table stay as they are.
-    """
-    try:
-        found = fit(table.name, rows.schema, Shape.of(table.metadata), (), merges=True)
-    except OptionError:
-        return rows  # Delta's own error says more
-    columns = {name: quoted(name) if "raise_error" in sql else sql for name, sql in found.columns.items()}
-    return fit_rows(rows, Fit(columns))

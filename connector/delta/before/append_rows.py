@@ -93,7 +93,8 @@ def append(
         # nobody else has the session of a commit that makes a table: its settings say whose it is
         settings = creation(table, once)
         with isolated_session(spark, settings) if settings else nullcontext(spark) as session:
-            writer = rows(session).write.format("delta").mode("append").options(**writing.options)
+            frame = widened(rows(session), table) if table.metadata else rows(session)
+            writer = frame.write.format("delta").mode("append").options(**writing.options)
             by = writing.partition_by
             save(writer.partitionBy(*by) if by else writer, table, once)
 
@@ -137,6 +138,18 @@ def fit_rows(rows: DataFrame, found: Fit | None) -> DataFrame:
     first = next(iter(found.columns))
     asserted = expr(asserting(first, found.conditions)).alias(first)
     return rows.select(*columns).select("*", *beside).select(asserted, *names[1:])
+
+
+def widened(rows: DataFrame, table: Table) -> DataFrame:
+    """The rows with the integers of a table that was widened since: Delta casts them neither in an overwrite
+    nor in an append to a path. Those that widen the table stay as they are.
+    """
+    try:
+        found = fit(table.name, rows.schema, Shape.of(table.metadata), (), merges=True)
+    except OptionError:
+        return rows  # Delta's own error says more
+    columns = {name: quoted(name) if "raise_error" in sql else sql for name, sql in found.columns.items()}
+    return fit_rows(rows, Fit(columns))
 
 
 # -- the form ------------------------------------------------------------------------------------------------
