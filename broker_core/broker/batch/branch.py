@@ -149,8 +149,8 @@ class StagedRoom:
         return TransactionTooLarge(
             f"{whose(user)} has staged {self._of_user.get(user, 0)} bytes and would stage {more} more; the "
             f"limit is {self.limits.user_bytes}",
-            "raise --staged-bytes, or make batches smaller; `txmq app staged` lists what is staged, and "
-            "`txmq app discard` drops it",
+            "raise --staged-bytes, or drop what is left of others: `txmq app staged` lists it, `txmq app "
+            "discard` drops it; a smaller maxOffsetsPerTrigger counts for the batches behind this one",
         )
 
 
