@@ -82,9 +82,9 @@ class CommitId:
 
     def behind(self, restored: int) -> CommitId:
         """Returns the same step behind a RESTORE that has taken it out (:func:`numbered_anew`)."""
-        head, _, last = self.txn_app_id.rpartition("/")
+        app, _, last = self.txn_app_id.rpartition("@")  # an app may have any character in its name
         table, mark, step = last.partition(STEP)
-        name = f"{head}/{numbered_anew(table.partition(_RESTORED)[0], restored)}{mark}{step}"
+        name = f"{app}@{numbered_anew(table.partition(_RESTORED)[0], restored)}{mark}{step}"
         return replace(self, txn_app_id=name, batch={**self.batch, "txn_app_id": name})
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from connector.delta.log import CLOCKS_APART_MS, Commit, find_commit, is_of
+from connector.tables.commit_id import CommitId, restored_in, txn_app_id
 
 DECIDED_MS = 10 * CLOCKS_APART_MS
 BATCH = {"app_id": "app", "sequence": 4, "token": "mine", "query_id": "q", "batch_id": 3}
@@ -65,3 +66,16 @@ def test_a_commit_of_another_step_of_the_batch_is_not_that_of_this_one() -> None
     assert not is_of(first, second) and not is_of(second, first)
     # the ledger's own check, and a commit that names no id
     assert is_of(second, BATCH) and is_of(BATCH, second)
+
+
+@pytest.mark.parametrize("app", ["app", "a/b#1~2@c"])
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_step_behind_a_restore_has_an_id_of_its_own_of_the_same_app(app: str, step: int) -> None:
+    of_table = txn_app_id(app, "5e1f", "/lake/t", step)
+    for name, base in ((of_table, txn_app_id(app, "5e1f", "/lake/t")), (f"l:{app}@5e1f", f"l:{app}@5e1f")):
+        once = CommitId(name, 4, {**BATCH, "txn_app_id": name}, DECIDED_MS * 1000)
+        behind = once.behind(7)
+        assert restored_in(behind.txn_app_id, base) == 7 and behind.batch["txn_app_id"] == behind.txn_app_id
+        assert behind.behind(9) == once.behind(9)
+        assert behind.txn_app_id.endswith("~7#1" if step and name == of_table else "~7")
+        assert not is_of(behind.batch, once.batch)
