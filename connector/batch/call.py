@@ -148,7 +148,7 @@ class Call:
         if self._done.get((self.broker, self.app_id)) == self.batch:
             raise OptionError(
                 f"transactional of app {self.app_id!r} was called twice for batch {self.batch[2]}, "
-                "and the first call has decided it: the second one would do nothing",
+                "and the first call has decided it, with all of its rows: those of the second are left out",
                 "do everything in one function, or filter the batch within it",
             )
 
