@@ -713,7 +713,8 @@ def world(**options: Any) -> Iterator[World]:
         patch.setattr(DeltaFormat, "settled", lambda _self, _table, _columns, change, _context: change)
         patch.setattr(DeltaFormat, "decided", lambda _self, spark, _context: nullcontext(spark))
         patch.setattr(connector.delta.after.make_change, "isolated_session", isolated)
-        patch.setattr(connector.delta.after.make_change, "_widened", lambda rows, _table: rows)
+        for module in (connector.delta.after.make_change, connector.delta.before.append_rows):
+            patch.setattr(module, "widened", lambda rows, _table: rows)
         patch.setattr(
             connector.delta.after.same_table, "merge", lambda session, text, *_: session.sql(text).collect()
         )
