@@ -337,7 +337,7 @@ BUDGETS = {
     "broker_core/store": 4_160,
     "connector": 1_580,
     "connector/batch": 1_924,
-    "connector/delta": 3_568,
+    "connector/delta": 3_571,
     "connector/ledger": 739,
     "connector/reject": 689,
     "connector/stream": 1_511,

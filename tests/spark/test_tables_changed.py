@@ -238,8 +238,13 @@ def test_rows_that_were_decided_before_their_table_was_widened_are_cast(rig: Any
         assert sorted((row["k"], row["n"]) for row in found.collect()) == [("old", 0), ("x", 1)]
 
 
-def test_a_batch_that_a_restore_takes_out_before_it_is_marked_is_applied_once_more(rig: Any) -> None:
-    """As where data and a table are put back to the same moment. It keeps the numbers of what was taken out."""
+@pytest.mark.parametrize("altered", [False, True])
+def test_a_batch_that_a_restore_takes_out_before_it_is_marked_is_applied_once_more(
+    rig: Any, altered: bool
+) -> None:
+    """As where data and a table are put back to the same moment. It keeps the numbers of what was taken out, and
+    its files; where it was altered too, they are written again.
+    """
     operations = ["files", "rows", "merge"]
     for table in operations:
         rig.spark.sql(f"CREATE TABLE undone_{table} (k STRING, n INT) USING delta")
@@ -255,6 +260,9 @@ def test_a_batch_that_a_restore_takes_out_before_it_is_marked_is_applied_once_mo
         assert "dies here" in str(driver.batch(0, batch)) and driver.waiting == [1]
         for table in operations:
             run_sql(rig, [f"RESTORE TABLE undone_{table} TO VERSION AS OF 1"])
+            run_sql(
+                rig, [f"ALTER TABLE undone_{table} SET TBLPROPERTIES ('of' = 'others')"] if altered else []
+            )
     failpoint.disarm()
     assert driver.batch(0, batch) is None and driver.waiting == []
     for table in operations:
