@@ -9,7 +9,7 @@ Invariant: ``find_commit`` says True or False only if the log proves it, otherwi
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -149,24 +149,35 @@ def disturbances(
     return now, found[::-1]
 
 
+def with_restores(history: Iterable[Commit]) -> Iterator[tuple[Commit, bool | None, int]]:
+    """Commits, newest first; whether each is still part of the table: not if a RESTORE has taken it out, None
+    behind one to a time, because which version that was is not written; and the newest RESTORE, 0 for none.
+    """
+    is_known, newest_part, restored = True, None, 0
+    for commit in history:
+        is_part = newest_part is None or commit.version <= newest_part
+        yield commit, is_part if is_known else None, restored
+        if is_part and commit.operation == "RESTORE":
+            restored, newest_part = restored or commit.version, commit.restored_to
+            is_known = is_known and newest_part is not None
+
+
 def later(spark: SparkSession, table: Table, txn_app_id: str, sequence: int) -> Later:
-    """See ``TableFormat``. Newest commit first, and from a RESTORE to its version: what is between is out."""
-    newest_part, version, first, restored, undone, of_others, between = None, 0, None, 0, False, 0, 0
-    for commit in commits(spark, table):
-        version = commit.version
+    """See ``TableFormat``."""
+    version, first, restored, undone, of_others, between = 0, None, 0, False, 0, 0
+    for commit, is_part, newest in with_restores(commits(spark, table)):
+        if is_part is None:
+            return Later(first, 0, between)
+        version, restored = commit.version, newest
         ours = restored_in(str(commit.metadata.get("txn_app_id", "")), txn_app_id) is not None
         is_later = ours and int(commit.metadata.get("sequence", 0)) > sequence
-        if newest_part is not None and version > newest_part:
+        if not is_part:
             undone |= is_later
         elif is_later:
             first, between = version, of_others
         elif ours:
             break  # those before it are not later
-        elif commit.operation == "RESTORE":
-            if commit.restored_to is None:  # to a time: which version that was, is not written
-                return Later(first, 0, between)
-            restored, newest_part = restored or version, commit.restored_to
-        else:  # those of maintenance change no row
+        elif commit.operation != "RESTORE":  # those of maintenance change no row
             of_others += not commit.operation.startswith(("OPTIMIZE", "VACUUM"))
     else:
         undone &= version == 0  # otherwise the log was cleaned
@@ -213,15 +224,10 @@ class CommitStatus(NamedTuple):
 
 def find_commit(history: Iterator[Commit], batch: Mapping[str, object], decided_at_us: int) -> CommitStatus:
     """Whether ``history`` (newest first) has the commit of ``batch``."""
-    oldest, newest_part, restored = None, None, 0
-    for oldest in history:
-        is_part = newest_part is None or oldest.version <= newest_part
+    oldest = None
+    for oldest, is_part, restored in with_restores(history):
         if is_of(oldest.metadata, batch):
-            return CommitStatus(True, oldest.version) if is_part else CommitStatus(False, None, restored)
-        if is_part and oldest.operation == "RESTORE":
-            restored, newest_part = restored or oldest.version, oldest.restored_to
-            if newest_part is None:  # to a time: which version that was, is not written
-                return CommitStatus(None, None, restored)
+            return CommitStatus(True, oldest.version) if is_part else CommitStatus(is_part, None, restored)
         if oldest.timestamp_ms and oldest.timestamp_ms < decided_at_us // 1000 - CLOCKS_APART_MS:
             return CommitStatus(False)  # an append is never older than its decision
     return CommitStatus(False if oldest is None or oldest.version == 0 else None)

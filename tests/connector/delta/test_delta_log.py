@@ -19,8 +19,8 @@ def commit(version: int, timestamp_ms: int, metadata: dict[str, Any] | None = No
     return Commit(version, timestamp_ms, metadata or {})
 
 
-def restore(version: int, to: int | None) -> Commit:
-    return Commit(version, DECIDED_MS, {}, "RESTORE", to)
+def restore(version: int, to: int | None, timestamp_ms: int = DECIDED_MS) -> Commit:
+    return Commit(version, timestamp_ms, {}, "RESTORE", to)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,7 @@ def restore(version: int, to: int | None) -> Commit:
         ([commit(8, DECIDED_MS, BATCH), restore(7, 4), commit(6, DECIDED_MS, BATCH)], True),
         ([restore(9, 5), restore(8, 2), commit(4, DECIDED_MS, BATCH)], True),
         ([restore(9, None), commit(8, DECIDED_MS, BATCH)], None),
+        ([restore(9, None, LONG_BEFORE), commit(8, LONG_BEFORE, OTHER)], False),
     ],
     ids=[
         "newest",
@@ -52,6 +53,7 @@ def restore(version: int, to: int | None) -> Commit:
         "taken out and there again",
         "a restore that was taken out",
         "restored to a time",
+        "restored to a time before the decision",
     ],
 )
 def test_the_log_proves_a_batch_or_its_absence_or_says_that_it_cannot(
