@@ -89,18 +89,24 @@ class TableFiles:
                 del _durable[next(iter(_durable))]
 
     def copy(self, pairs: Mapping[str, str]) -> None:
-        """Gives files (from -> to) a second name, or copies them where the disk has no hard links; behind a
-        RESTORE one may have the second name alone. Raises FileNotFoundError, OSError.
+        """Gives files (from -> to) a second name, or copies them where the disk has no hard links. Raises
+        FileNotFoundError, OSError.
         """
         for source, target in pairs.items():
             have, want = self._root / source, self._root / target
             want.parent.mkdir(parents=True, exist_ok=True)
-            if want.exists() and not have.exists():
-                continue
             _link(have, want)
             # what Hadoop verifies when it reads a local file
             with contextlib.suppress(FileNotFoundError):
                 _link(_checksum(have), _checksum(want))
+
+    def copy_missing(self, pairs: Mapping[str, str]) -> list[str]:
+        """Copies the files (from -> to) that lack the second name; returns that of those which lack both."""
+        sources = {to: source for source, to in pairs.items()}
+        sources = {to: sources[to] for to in self.missing(sources)}
+        gone = set(self.missing(sources.values()))
+        self.copy({source: to for to, source in sources.items() if source not in gone})
+        return [to for to, source in sources.items() if source in gone]
 
     def missing(self, paths: Iterable[str]) -> list[str]:
         """Returns the files that do not exist, in order."""
@@ -155,7 +161,8 @@ def _link(source: Path, target: Path) -> None:
     except FileExistsError:
         pass
     except FileNotFoundError:
-        raise
+        if not target.exists():  # a RESTORE has left it in the table
+            raise
     except OSError:  # a file system without links
         part = _part(source)
         shutil.copyfile(source, part)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,16 @@ DONE: dict[str, Callable[[DataFrame, BatchTransaction, str], None]] = {
 OPERATIONS = tuple(DONE)
 
 
+def doing(tables: Mapping[str, str]) -> Callable[[DataFrame, BatchTransaction], None]:
+    """A function of a micro-batch with these operations, each on its table."""
+
+    def fn(rows: DataFrame, tx: BatchTransaction) -> None:
+        for operation, table in tables.items():
+            DONE[operation](rows, tx, table)
+
+    return fn
+
+
 def what_others_do_leaves_each_row_once(
     rig: Any, name: str, acts: Sequence[str], point: str, operations: Sequence[str] = OPERATIONS
 ) -> None:
@@ -151,16 +161,12 @@ def what_others_do_leaves_each_row_once(
         rig.spark.sql(f"CREATE TABLE {table} ({columns}) USING delta {mapped}")
         rig.spark.sql(f"INSERT INTO {table} (k, n) VALUES ('old', 0), ('gone', 0), ('x1', 0)")
 
-    def fn(rows: DataFrame, tx: BatchTransaction) -> None:
-        for operation, table in tables.items():
-            DONE[operation](rows, tx, table)
-
     def act() -> None:
         for table in tables.values():
             if "another" not in "".join(acts) or table != tables.get("merge"):
                 run_sql(rig, [statement for each in acts for statement in HARMLESS[each]], t=table)
 
-    driver = Driver(rig, name, fn)
+    driver = Driver(rig, name, doing(tables))
     done = once_at(point, act)
     error = driver.batch(0, rig.spark.sql("SELECT * FROM VALUES ('x1', 1), ('x2', 2) AS rows(k, n)"))
     failpoint.disarm()
@@ -220,15 +226,11 @@ def test_rows_that_were_decided_before_their_table_was_widened_are_cast(rig: Any
         rig.spark.sql(f"CREATE TABLE delta.`{path}` (k STRING, n INT) USING delta")
         rig.spark.sql(f"INSERT INTO delta.`{path}` VALUES ('old', 0)")
 
-    def fn(rows: DataFrame, tx: BatchTransaction) -> None:
-        for form, path in paths.items():
-            DONE[form](rows, tx, path)
-
     def widen() -> None:
         for path in paths.values():
             run_sql(rig, HARMLESS["a type is widened"], t=f"delta.`{path}`")
 
-    driver, widened = Driver(rig, "cast", fn), once_at("foreach.decided", widen)
+    driver, widened = Driver(rig, "cast", doing(paths)), once_at("foreach.decided", widen)
     assert driver.batch(0, rig.spark.sql("SELECT * FROM VALUES ('x', 1) AS rows(k, n)")) is None
     failpoint.disarm()
     assert widened() and driver.waiting == []
@@ -245,30 +247,26 @@ def test_a_batch_that_a_restore_takes_out_before_it_is_marked_is_applied_once_mo
     """As where data and a table are put back to the same moment. It keeps the numbers of what was taken out, and
     its files; where it was altered too, they are written again.
     """
-    operations = ["files", "rows", "merge"]
-    for table in operations:
-        rig.spark.sql(f"CREATE TABLE undone_{table} (k STRING, n INT) USING delta")
-        rig.spark.sql(f"INSERT INTO undone_{table} VALUES ('old', 0)")
-
-    def fn(rows: DataFrame, tx: BatchTransaction) -> None:
-        for table in operations:
-            DONE[table](rows, tx, f"undone_{table}")
-
-    driver, batch = Driver(rig, "undone", fn), rig.spark.sql("SELECT * FROM VALUES ('x', 1) AS rows(k, n)")
+    tables = {operation: f"undone_{operation}" for operation in ("files", "rows", "merge")}
+    for table in tables.values():
+        rig.spark.sql(f"CREATE TABLE {table} (k STRING, n INT) USING delta")
+        rig.spark.sql(f"INSERT INTO {table} VALUES ('old', 0)")
+    driver, batch = (
+        Driver(rig, "undone", doing(tables)),
+        rig.spark.sql("SELECT * FROM VALUES ('x', 1) AS rows(k, n)"),
+    )
     for _ in range(2):
         failpoint.arm("foreach.applied.2", dies)
         assert "dies here" in str(driver.batch(0, batch)) and driver.waiting == [1]
-        for table in operations:
-            run_sql(rig, [f"RESTORE TABLE undone_{table} TO VERSION AS OF 1"])
-            run_sql(
-                rig, [f"ALTER TABLE undone_{table} SET TBLPROPERTIES ('of' = 'others')"] if altered else []
-            )
+        for table in tables.values():
+            run_sql(rig, [f"RESTORE TABLE {table} TO VERSION AS OF 1"])
+            run_sql(rig, [f"ALTER TABLE {table} SET TBLPROPERTIES ('of' = 'others')"] if altered else [])
     failpoint.disarm()
     assert driver.batch(0, batch) is None and driver.waiting == []
-    for table in operations:
-        found = [row["k"] for row in another_session(rig).table(f"undone_{table}").collect()]
+    for table in tables.values():
+        found = [row["k"] for row in another_session(rig).table(table).collect()]
         assert sorted(found) == ["old", "x"], table
-        rig.spark.sql(f"DROP TABLE undone_{table}")
+        rig.spark.sql(f"DROP TABLE {table}")
 
 
 # -- what others have done, and the next batch ----------------------------------------------------------------

@@ -102,8 +102,8 @@ class Adding:
         found: int | None = version
         if version < 0 or not self._read_back(spark, table, files, staged, once, transaction, version):
             found = require_commit(spark, table, once)
-        # 4
-        _copy_deleted(files, places)
+        # 4. of no use, and deleted by the next VACUUM, if the rows were written in another way
+        files.copy_missing(places)
         failpoint.here("adding.complete")
         return AddResult(found)
 
@@ -149,16 +149,6 @@ class Adding:
                     LastCommit(version, stamp, look, shape, txn, delta, snapshot, spark.sparkContext),
                 )
         return True
-
-
-def _copy_deleted(files: TableFiles, places: Mapping[str, str]) -> None:
-    """Copies again what VACUUM has deleted. If the rows were written in another way, or OPTIMIZE and VACUUM
-    have been here, these copies are of no use, and the next VACUUM deletes them.
-    """
-    lost = set(files.missing(places.values()))
-    again = {have: want for have, want in places.items() if want in lost}
-    gone = set(files.missing(again)) if again else set()
-    files.copy({have: want for have, want in again.items() if have not in gone})
 
 
 def _shape(transaction: JavaObject) -> str:

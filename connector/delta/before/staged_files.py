@@ -118,10 +118,7 @@ class StagedFiles:
     def require_there(self, files: TableFiles, batch: str) -> None:
         """Raises NotApplied if a file is gone. ``batch``: what the rows are, for the text."""
         # behind a RESTORE the table may have those that were cleared
-        in_table = {self.places[have]: have for have in files.missing(self.places)}
-        gone = files.missing(in_table)
-        files.copy({want: have for want, have in in_table.items() if want not in gone})
-        if lost := [in_table[want] for want in gone]:
+        if lost := files.copy_missing({want: have for have, want in self.places.items()}):
             raise NotApplied(
                 f"{len(lost)} of {len(self.places)} data files with {self.rows} decided rows are gone "
                 f"({batch}: {', '.join(lost[:3])}): the table was dropped with them, or renamed, and they "
