@@ -17,6 +17,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from broker_core.core import errors
+from broker_core.core.records import parse
 from broker_core.engine import (
     START,
     Available,
@@ -168,13 +169,12 @@ class KafkaSource:
         return self._counted({parse_log(log): span for log, span in ranges.items()})
 
     def _committed(self, app_id: str, vector: Vector, by_spark: bool, ran: bool) -> CommittedBelow:
-        """Asks what is decided where the rules need it: of a symbolic start, of a claim that is there,
-        where more is committed than this process knows to be acknowledged, and of a first batch. Behind a
-        later one C1 refuses the next, and Kafka still has its messages.
+        """Asks what is decided where the rules need it: of a symbolic start, a claim that is there, a first
+        batch, and where more is committed than is known to be acknowledged. Behind a later batch C1 refuses.
         """
         journal = self.journal(app_id)
         again, ended = journal.look(lambda claims: (claims.at(app_id, vector), claims.ending(app_id, vector)))
-        first = ended is not None and START in ended.start
+        first = ended is not None and START in parse(ended.start).values()
         acked = (ran and not first) or not by_spark or self._acked(app_id, vector) == vector
         certain = START not in vector.values() and again is None and acked
         return CommittedBelow(Ledger() if certain else self._decided(app_id), by_spark, ran)
