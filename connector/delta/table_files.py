@@ -103,10 +103,10 @@ class TableFiles:
     def copy_missing(self, pairs: Mapping[str, str]) -> list[str]:
         """Copies the files (from -> to) that lack the second name; returns that of those which lack both."""
         sources = {to: source for source, to in pairs.items()}
-        sources = {to: sources[to] for to in self.missing(sources)}
-        gone = set(self.missing(sources.values()))
-        self.copy({source: to for to, source in sources.items() if source not in gone})
-        return [to for to, source in sources.items() if source in gone]
+        lost = {to: sources[to] for to in self.missing(sources)}
+        gone = set(self.missing(lost.values())) if lost else set()
+        self.copy({source: to for to, source in lost.items() if source not in gone})
+        return [to for to, source in lost.items() if source in gone]
 
     def missing(self, paths: Iterable[str]) -> list[str]:
         """Returns the files that do not exist, in order."""
