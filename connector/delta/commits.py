@@ -19,7 +19,7 @@ from broker_core.core.backoff import Backoff, Time
 from broker_core.core.errors import CheckpointMismatch
 from connector.delta import log, transient
 from connector.tables.commit_id import CommitId
-from connector.tables.table import Table, is_path
+from connector.tables.table import Table, in_sql, is_path
 from connector.tables.target import UNAPPLIED
 
 T = TypeVar("T")
@@ -79,7 +79,7 @@ def was_committed(spark: SparkSession, table: Table, once: CommitId) -> int | No
             "so it is unknown whether the table has the rows of this batch",
             UNAPPLIED,
         )
-    return found.version
+    return found.version if found.exists else None
 
 
 def has(spark: SparkSession, table: Table, once: CommitId) -> bool:
@@ -99,8 +99,21 @@ def once_more(once: CommitId, commit: Callable[[CommitId], T]) -> T:
     """Returns what ``commit`` does; again behind a RESTORE that has taken it out."""
     try:
         return commit(once)
-    except Undone as undone:
-        return commit(undone.next)
+    except Undone as error:
+        undone = error
+    return commit(undone.next)  # not within "except": Spark's text of an error begins with that
+
+
+def put_back(spark: SparkSession, table: Table, once: CommitId) -> str:
+    """What to do if a RESTORE has taken the commit of this batch out of its table; "" if none has."""
+    found = _status(spark, table, once.behind(0), fresh=True)
+    if not found.restored or found.version is None:
+        return ""
+    return (
+        f"version {found.version} of table {table.name!r} has the rows, and RESTORE has taken it out: before "
+        f"others write to it, RESTORE TABLE {in_sql(table.name)} TO VERSION AS OF {found.version}, and start "
+        "the query again; otherwise "
+    )
 
 
 def _status(spark: SparkSession, table: Table, once: CommitId, *, fresh: bool) -> log.CommitStatus:

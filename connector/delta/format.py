@@ -147,7 +147,7 @@ class Delta:
         schema = StructType.fromJson(json.loads(target["schema"]))
 
         def all_rows(session: SparkSession) -> DataFrame:
-            frames = [each.frame(session, files, place, schema, f"batch {once.sequence}") for each in staged]
+            frames = [each.frame(session, table, place, schema, once) for each in staged]
             return reduce(DataFrame.unionByName, [*frames, *([rows(session)] if rows is not None else [])])
 
         return self.append(spark, table, all_rows, once, Writing(options))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import SparkSession
@@ -32,17 +32,9 @@ SQL_COMMITS = 100
 _PAGES = (1, SQL_COMMITS, 10_000)
 # operations that take no row away; for another one, somebody looks once too often
 _KEEPS_ROWS = {
-    "WRITE Append",
-    "OPTIMIZE",
-    "VACUUM START",
-    "VACUUM END",
-    "SET TBLPROPERTIES",
-    "UNSET TBLPROPERTIES",
-    "ADD COLUMNS",
-    "CHANGE COLUMN",
-    "CHANGE COLUMNS",
-    "UPGRADE PROTOCOL",
-}
+    "WRITE Append", "OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES",
+    "ADD COLUMNS", "CHANGE COLUMN", "CHANGE COLUMNS", "UPGRADE PROTOCOL",
+}  # fmt: skip
 
 
 class Commit(NamedTuple):
@@ -77,8 +69,7 @@ def commits(
         return
     log = log_at(spark, _location(spark, table))
     configuration = log.newDeltaHadoopConf()
-    newest = snapshot(spark, table) if fresh else log.unsafeVolatileSnapshot()
-    last = int(newest.version())
+    last = int((snapshot(spark, table) if fresh else log.unsafeVolatileSnapshot()).version())
     for version in range(last if up_to is None else min(last, up_to), -1, -1):
         path = jvm.new(spark, jvm.PATH, log.logPath(), f"{version:020d}.json")
         try:
@@ -94,13 +85,10 @@ def commits(
 
 def _commit(version: int, lines: JavaObject) -> Commit:
     """The commitInfo of a commit, which is among its first lines."""
-    for line in jvm.items(lines):
-        commit_info = _json_object(line).get("commitInfo")
-        if commit_info is not None:
-            at, parameters = int(commit_info.get("timestamp", 0)), commit_info.get("operationParameters")
-            operation = commit_info.get("operation", "")
-            return Commit(version, at, user_metadata(commit_info), *_operation(operation, parameters or {}))
-    return Commit(version, 0, {})
+    actions = map(_json_object, jvm.items(lines))
+    about: dict[str, Any] = next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
+    operation = _operation(about.get("operation", ""), about.get("operationParameters") or {})
+    return Commit(version, int(about.get("timestamp", 0)), user_metadata(about), *operation)
 
 
 def _operation(operation: str, parameters: Mapping[str, Any]) -> tuple[str, int | None]:
@@ -140,12 +128,11 @@ def disturbances(
         return now, []
     if seen.table_id != now.table_id or version < seen.version:
         return now, ["it was removed or replaced"]
-    found = []
-    for commit in commits(spark, table, fresh=False):
-        if commit.version <= seen.version:
-            break
-        if commit.operation not in _KEEPS_ROWS and "txn_app_id" not in commit.metadata:
-            found.append(f"{commit.operation or 'a commit'} in version {commit.version}")
+    found = [
+        f"{commit.operation or 'a commit'} in version {commit.version}"
+        for commit in takewhile(lambda each: each.version > seen.version, commits(spark, table, fresh=False))
+        if commit.operation not in _KEEPS_ROWS and "txn_app_id" not in commit.metadata
+    ]
     return now, found[::-1]
 
 
@@ -191,9 +178,8 @@ def lacks(spark: SparkSession, table: Table, version: int, token: str) -> bool:
     found = next(commits(spark, table, up_to=version), None)
     if found is None:
         return False
-    others = [batch.get("token") for batch in found.metadata.get(OTHERS, ())]
     if found.version == version:
-        return token not in (found.metadata.get("token"), *others)
+        return all(batch.get("token") != token for batch in (found.metadata, *found.metadata.get(OTHERS, ())))
     return int(snapshot(spark, table).version()) < version
 
 
@@ -213,8 +199,8 @@ def made_last(spark: SparkSession, table: Table, batch: Mapping[str, object]) ->
 
 
 class CommitStatus(NamedTuple):
-    """Whether a table has the commit of a batch, None if it is not known; and the version of that commit.
-    ``restored``: of the newest RESTORE, if one has taken it out, or may have.
+    """Whether a table has the commit of a batch, None if it is not known; and the version of that commit,
+    even if a RESTORE has taken it out, or may have. ``restored``: the newest one then.
     """
 
     exists: bool | None
@@ -227,7 +213,7 @@ def find_commit(history: Iterator[Commit], batch: Mapping[str, object], decided_
     oldest = None
     for oldest, is_part, restored in with_restores(history):
         if is_of(oldest.metadata, batch):
-            return CommitStatus(True, oldest.version) if is_part else CommitStatus(is_part, None, restored)
+            return CommitStatus(is_part, oldest.version, 0 if is_part else restored)
         if oldest.timestamp_ms and oldest.timestamp_ms < decided_at_us // 1000 - CLOCKS_APART_MS:
             return CommitStatus(False)  # an append is never older than its decision
     return CommitStatus(False if oldest is None or oldest.version == 0 else None)
@@ -296,12 +282,9 @@ def commits_of(spark: SparkSession, table: Table, tokens: Collection[str]) -> di
 
 def stored_at_ms(spark: SparkSession, table: Table, txn_app_id: str) -> int:
     """When the table stored the last txnVersion of this app; 0 if that is not known."""
-    if jvm.only_sql(spark):
-        return 0
-    for transaction in jvm.items(snapshot(spark, table).setTransactions()):
-        if transaction.appId() == txn_app_id and transaction.lastUpdated().isDefined():
-            return int(transaction.lastUpdated().get())
-    return 0
+    stored = () if jvm.only_sql(spark) else jvm.items(snapshot(spark, table).setTransactions())
+    ours = (each.lastUpdated() for each in stored if each.appId() == txn_app_id)
+    return next((int(at.get()) for at in ours if at.isDefined()), 0)
 
 
 def _json_object(text: str | None) -> dict[str, Any]:

@@ -138,12 +138,12 @@ class Resume:
             self.tables.append(
                 spark, table, lambda session: session.createDataFrame([], LEDGER_COLUMNS), once
             )
-        except CheckpointMismatch as error:
+        except CheckpointMismatch:
             raise CheckpointMismatch(
                 f"{text}, and another engine has taken the app over since: it may have done later batches",
                 "continue there; if that engine is lost too, give another app_id, and startingOffsets where "
                 f"the app was: {_json(newest.ends)}",
-            ) from error
+            ) from None
         here("resume.taken_over")
         # 4.
         self.engine.resume(self.app_id, list(newest.entries))

@@ -49,9 +49,9 @@ class UnadmittedReader(StreamReader):
             if self._planned is not None:
                 raise
             raise CheckpointMismatch(
-                f"{error}. If the checkpoint is the old one, set {WRAPPER} to false: with it, Spark 4.1 asks "
-                "for an end before it says where the checkpoint is"
-            ) from error
+                f"{error.message}. If the checkpoint is the old one, set {WRAPPER} to false: with it, Spark "
+                "4.1 asks for an end before it says where the checkpoint is"
+            ) from None
         self._given_end = None if end == self._planned else end
         return end
 

@@ -84,7 +84,7 @@ ADVICE: dict[str, str] = {
     "{what}: {renamed}; otherwise create it again": "tests/spark/test_tables_changed.py::test_a_table_that_is_renamed_gets_everything_once_it_has_its_name_back",
     "has not taken {what}": "tests/spark/test_transient.py::test_a_full_disk_of_a_table_is_told_and_the_batch_is_applied_once_when_there_is_room",
     "data files are gone ({gone[0]})": FILES_GONE,
-    "decided rows are gone ({batch}": FILES_GONE,
+    "decided rows are gone (batch": FILES_GONE,
     "decided rows for {goal(part)} are gone": FILES_GONE,
     "rows wait in data files": FILES_GONE,
     "it is not done on another table": REPLACED,
@@ -119,6 +119,26 @@ def test_each_command_that_a_text_of_the_product_names_is_one() -> None:
     }
     assert len(named) > 100
     assert [each for each in sorted(named) if not is_command(each[1])] == []
+
+
+def test_an_error_that_says_more_than_the_one_it_follows_stands_alone() -> None:
+    """A Spark exception has the text of both, the older one first, and ``cause`` finds that."""
+    ours = {name for name, each in vars(errors).items() if isinstance(each, type)} | {"Undone"}
+    handlers = [
+        (path, node)
+        for path, tree in modules()
+        for node in ast.walk(tree)
+        if path.startswith("connector/") and isinstance(node, ast.ExceptHandler) and node.type is not None
+    ]
+    caught = [
+        (path, raised)
+        for path, handler in handlers
+        if ours & {name.id for name in ast.walk(handler.type or handler) if isinstance(name, ast.Name)}
+        for raised in ast.walk(handler)
+        if isinstance(raised, ast.Raise) and isinstance(raised.exc, ast.Call)
+    ]
+    assert caught
+    assert [path for path, each in caught if not ast.unparse(each).endswith(" from None")] == []
 
 
 def is_command(line: str) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from broker_core.core.errors import CheckpointMismatch, cause
+from broker_core.core import failpoint
+from broker_core.core.errors import CheckpointMismatch, NotApplied, cause
 from broker_core.launcher import Broker
 from connector.batch.foreach_batch import BatchTransaction, transactional
 from connector.delta import jvm, log
@@ -23,7 +24,7 @@ from connector.ledger.delta_ledger import DeltaLedger
 from connector.tables.commit_id import CommitId, txn_app_id
 from tests.spark.conftest import Rig
 from tests.spark.pipelines import delta_rows, delta_transactions
-from tests.spark.test_tables_changed import run_sql
+from tests.spark.test_tables_changed import dies, run_sql
 from txmq.cli import main
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("planned_once")]
@@ -164,6 +165,40 @@ def stopped(place: Place, *bodies: str) -> str:
 
 def restores(text: str) -> list[str]:
     return re.findall(r"RESTORE TABLE \S+ TO VERSION AS OF \d+", text)
+
+
+@pytest.mark.parametrize("altered", [False, True])
+def test_a_batch_whose_files_were_cleared_before_data_and_table_were_put_back_is_had_as_the_error_says(
+    place: Place, altered: bool
+) -> None:
+    """Its first append had to write the rows again, so the table does not have the files either."""
+    place.has_ledger = False
+    place.run("a")
+    lake, set_property = f"delta.`{place.table}`", "ALTER TABLE {t} SET TBLPROPERTIES ('of' = '{n}')"
+    failpoint.arm("foreach.decided", dies)
+    with pytest.raises(Exception, match="dies here"):
+        place.run("b")
+    failpoint.disarm()
+    place.close()
+    shutil.copytree(place.root / "broker", place.root / "backup")
+    place.open("second")
+    run_sql(place, [set_property], t=lake, n="one")
+    place.run("c", on_new_checkpoint="resume")
+    assert place.bodies() == ["a", "b", "c"]
+    place.close()
+    shutil.rmtree(place.root / "broker")
+    shutil.copytree(place.root / "backup", place.root / "broker")
+    place.open("third")
+    place.spark.sql(f"RESTORE TABLE {lake} TO VERSION AS OF 0")
+    run_sql(place, [set_property] if altered else [], t=lake, n="two")
+    with pytest.raises(Exception) as raised:
+        place.run("c", on_new_checkpoint="resume")
+    error = cause(raised.value)
+    assert isinstance(error, NotApplied) and "data files with 1 decided rows are gone" in str(error)
+    (restore,) = restores(str(error))
+    place.spark.sql(restore)
+    place.run(on_new_checkpoint="resume")
+    assert place.bodies() == ["a", "b", "c"] and place.rig.broker.engine.unapplied("app") == []
 
 
 @pytest.mark.parametrize("what", ["others write", "VACUUM"])

@@ -94,9 +94,7 @@ class Adding:
             # another driver has committed and deleted them?
             if last_version(begin(spark, table.location, None), once.txn_app_id, None) < once.sequence:
                 for each in staged:
-                    each.require_there(
-                        files, f"table {table.name!r}, batch {once.sequence} of app {once.app_id!r}"
-                    )
+                    each.require_there(spark, table, files, once)
                 raise
         assert transaction is not None
         found: int | None = version

@@ -91,7 +91,7 @@ def _try(spark: SparkSession, context: Mapping[str, object] | None, act: Callabl
             f"{error.summary}. The SQL uses a temporary function or variable of this session, which the "
             "process that applies the change may not have",
             "compute the value as a column of the rows, or use a function of the catalog",
-        ) from error
+        ) from None
 
 
 def analyse(spark: SparkSession, table: Table, schema: StructType, merge: Merge) -> StructType | None:

@@ -28,10 +28,12 @@ from broker_core.core.errors import NotApplied, OptionError, cause
 from broker_core.engine import FILES, ToApply
 from connector.delta import jvm
 from connector.delta.before.rehearsal import refused
+from connector.delta.commits import put_back
 from connector.delta.last_commit import LastCommits
 from connector.delta.resolve import digest, log_at, look_at
 from connector.delta.table_files import TableFiles
 from connector.sql import quoted
+from connector.tables.commit_id import CommitId
 from connector.tables.table import Table
 from connector.tables.target import LOST
 
@@ -115,22 +117,26 @@ class StagedFiles:
         """What is staged."""
         return pa.RecordBatch.from_pydict({_COLUMN: pa.array(self.lines, pa.string())})
 
-    def require_there(self, files: TableFiles, batch: str) -> None:
-        """Raises NotApplied if a file is gone. ``batch``: what the rows are, for the text."""
+    def require_there(self, spark: SparkSession, table: Table, files: TableFiles, once: CommitId) -> None:
+        """Raises NotApplied if a file is gone."""
         # behind a RESTORE the table may have those that were cleared
         if lost := files.copy_missing({want: have for have, want in self.places.items()}):
             raise NotApplied(
                 f"{len(lost)} of {len(self.places)} data files with {self.rows} decided rows are gone "
-                f"({batch}: {', '.join(lost[:3])}): the table was dropped with them, or renamed, and they "
-                "are in its new directory, or somebody deleted them",
-                LOST,
+                f"(batch {once.sequence} of app {once.app_id!r}, table {table.name!r}: "
+                f"{', '.join(lost[:3])}): the table was dropped with them, or renamed, and they are in its "
+                "new directory, or somebody deleted them",
+                put_back(spark, table, once) + LOST,
             )
 
     def frame(
-        self, spark: SparkSession, files: TableFiles, location: str, schema: StructType, batch: str
+        self, spark: SparkSession, table: Table, location: str, schema: StructType, once: CommitId
     ) -> DataFrame:
-        """The rows as a frame, for a table that has changed since. Raises NotApplied if a file is gone."""
-        self.require_there(files, batch)
+        """The rows as a frame, for a table that has changed since. Raises NotApplied if a file is gone.
+        ``location``: where the files are.
+        """
+        files = TableFiles.at(location)
+        self.require_there(spark, table, files, once)
         files.write(f"{self.directory}/_delta_log/{0:020d}.json", "\n".join(self._readable()) + "\n")
         rows = spark.read.format("delta").load(f"{location}/{self.directory}")
         return rows.select(*(rows[quoted(column.name)] for column in schema))
