@@ -20,12 +20,9 @@ PACKAGES = ("broker_core", "connector", "txmq")
 FILE_LINES, CLASS_LINES, FUNCTION_LINES, ATTRIBUTES = 500, 250, 60, 15
 
 # What is longer, and why it still is. A number is what it has now.
-TABLE = "one table of the specification: a class for each method"
 ENTRY = "one method for each call of a port or a specification, and each is short"
 
-LONG_FILES: dict[str, tuple[int, str]] = {
-    "broker_core.amqp.v0_9_1.methods": (506, TABLE),
-}
+LONG_FILES: dict[str, tuple[int, str]] = {}
 LONG_CLASSES: dict[str, tuple[int, str]] = {
     "broker_core.amqp.v0_9_1.connection.AmqpConnection": (296, ENTRY),
     "broker_core.amqp.v0_9_1.decoder.Decoder": (
@@ -55,7 +52,6 @@ MANY_ATTRIBUTES: dict[str, tuple[int, str]] = {
         17,
         "what a commit needs to know, in one place",
     ),
-    "broker_core.server.amqp.session.Session": (17, "what a channel of AMQP remembers between commands"),
 }
 
 
@@ -322,7 +318,7 @@ def test_a_folder_says_what_it_has() -> None:
 # the whole, never by the change that is over it.
 BUDGETS = {
     "broker_core": 1_565,
-    "broker_core/amqp": 2_790,
+    "broker_core/amqp": 2_771,
     "broker_core/arrow": 870,
     "broker_core/broker": 13_437,
     "broker_core/client": 2_016,
@@ -333,7 +329,7 @@ BUDGETS = {
     "broker_core/micro_batch": 2_169,
     "broker_core/node": 3_801,
     "broker_core/routing": 2_581,
-    "broker_core/server": 15_141,
+    "broker_core/server": 15_137,
     "broker_core/store": 4_160,
     "connector": 1_580,
     "connector/batch": 1_924,

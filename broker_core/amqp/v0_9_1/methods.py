@@ -134,8 +134,7 @@ class ConnectionClose(Method, ids=(10, 50), sent_by="both"):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionCloseOk(Method, ids=(10, 51), sent_by="both"):
-    pass
+class ConnectionCloseOk(Method, ids=(10, 51), sent_by="both"): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +143,7 @@ class ConnectionBlocked(Method, ids=(10, 60), sent_by="server"):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionUnblocked(Method, ids=(10, 61), sent_by="server"):
-    pass
+class ConnectionUnblocked(Method, ids=(10, 61), sent_by="server"): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +153,7 @@ class ConnectionUpdateSecret(Method, ids=(10, 70), sent_by="client"):
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionUpdateSecretOk(Method, ids=(10, 71), sent_by="server"):
-    pass
+class ConnectionUpdateSecretOk(Method, ids=(10, 71), sent_by="server"): ...
 
 
 # -- class 20: channel ---------------------------------------------------------------------------------------
@@ -191,8 +188,7 @@ class ChannelClose(Method, ids=(20, 40), sent_by="both"):
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelCloseOk(Method, ids=(20, 41), sent_by="both"):
-    pass
+class ChannelCloseOk(Method, ids=(20, 41), sent_by="both"): ...
 
 
 # -- class 40: exchange --------------------------------------------------------------------------------------
@@ -212,8 +208,7 @@ class ExchangeDeclare(Method, ids=(40, 10), sent_by="client"):
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeDeclareOk(Method, ids=(40, 11), sent_by="server"):
-    pass
+class ExchangeDeclareOk(Method, ids=(40, 11), sent_by="server"): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +220,7 @@ class ExchangeDelete(Method, ids=(40, 20), sent_by="client"):
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeDeleteOk(Method, ids=(40, 21), sent_by="server"):
-    pass
+class ExchangeDeleteOk(Method, ids=(40, 21), sent_by="server"): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,8 +234,7 @@ class ExchangeBind(Method, ids=(40, 30), sent_by="client"):
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeBindOk(Method, ids=(40, 31), sent_by="server"):
-    pass
+class ExchangeBindOk(Method, ids=(40, 31), sent_by="server"): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +248,7 @@ class ExchangeUnbind(Method, ids=(40, 40), sent_by="client"):
 
 
 @dataclass(frozen=True, slots=True)
-class ExchangeUnbindOk(Method, ids=(40, 51), sent_by="server"):
-    pass
+class ExchangeUnbindOk(Method, ids=(40, 51), sent_by="server"): ...
 
 
 # -- class 50: queue -----------------------------------------------------------------------------------------
@@ -292,8 +284,7 @@ class QueueBind(Method, ids=(50, 20), sent_by="client"):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueBindOk(Method, ids=(50, 21), sent_by="server"):
-    pass
+class QueueBindOk(Method, ids=(50, 21), sent_by="server"): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,8 +323,7 @@ class QueueUnbind(Method, ids=(50, 50), sent_by="client"):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueUnbindOk(Method, ids=(50, 51), sent_by="server"):
-    pass
+class QueueUnbindOk(Method, ids=(50, 51), sent_by="server"): ...
 
 
 # -- class 60: basic -----------------------------------------------------------------------------------------
@@ -347,8 +337,7 @@ class BasicQos(Method, ids=(60, 10), sent_by="client"):
 
 
 @dataclass(frozen=True, slots=True)
-class BasicQosOk(Method, ids=(60, 11), sent_by="server"):
-    pass
+class BasicQosOk(Method, ids=(60, 11), sent_by="server"): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,8 +438,7 @@ class BasicRecover(Method, ids=(60, 110), sent_by="client"):
 
 
 @dataclass(frozen=True, slots=True)
-class BasicRecoverOk(Method, ids=(60, 111), sent_by="server"):
-    pass
+class BasicRecoverOk(Method, ids=(60, 111), sent_by="server"): ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,38 +457,31 @@ class ConfirmSelect(Method, ids=(85, 10), sent_by="client"):
 
 
 @dataclass(frozen=True, slots=True)
-class ConfirmSelectOk(Method, ids=(85, 11), sent_by="server"):
-    pass
+class ConfirmSelectOk(Method, ids=(85, 11), sent_by="server"): ...
 
 
 # -- class 90: tx --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class TxSelect(Method, ids=(90, 10), sent_by="client"):
-    pass
+class TxSelect(Method, ids=(90, 10), sent_by="client"): ...
 
 
 @dataclass(frozen=True, slots=True)
-class TxSelectOk(Method, ids=(90, 11), sent_by="server"):
-    pass
+class TxSelectOk(Method, ids=(90, 11), sent_by="server"): ...
 
 
 @dataclass(frozen=True, slots=True)
-class TxCommit(Method, ids=(90, 20), sent_by="client"):
-    pass
+class TxCommit(Method, ids=(90, 20), sent_by="client"): ...
 
 
 @dataclass(frozen=True, slots=True)
-class TxCommitOk(Method, ids=(90, 21), sent_by="server"):
-    pass
+class TxCommitOk(Method, ids=(90, 21), sent_by="server"): ...
 
 
 @dataclass(frozen=True, slots=True)
-class TxRollback(Method, ids=(90, 30), sent_by="client"):
-    pass
+class TxRollback(Method, ids=(90, 30), sent_by="client"): ...
 
 
 @dataclass(frozen=True, slots=True)
-class TxRollbackOk(Method, ids=(90, 31), sent_by="server"):
-    pass
+class TxRollbackOk(Method, ids=(90, 31), sent_by="server"): ...

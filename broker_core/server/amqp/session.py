@@ -107,7 +107,6 @@ class Session:
         self.commits = server.commits
         self.state = connection.seen
         self.rights = connection.rights
-        self.look = server.broker.look
         self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
         holder = channel_holder(connection, number, server.broker.clock())
         server.broker.open_channels.add(self.channel, holder)
@@ -118,7 +117,6 @@ class Session:
         self.transaction_name = transaction_exchange.NamedTransaction()
         self._backlog = Backlog()
         self._commands = server.commands
-        self._loop = server.loop
         self._phase = Phase.ready
 
     @property
