@@ -30,8 +30,7 @@ from bench.report import PERCENTS, RATES, Figure, note
 from broker_core.amqp.v0_9_1 import methods as m
 from broker_core.amqp.v0_9_1.decoder import PROTOCOL_HEADER
 from broker_core.amqp.v0_9_1.encoder import encode_content, encode_method
-from broker_core.message.properties import Properties
-from txmq import BrokerClient, transactional
+from txmq import BrokerClient, Properties, transactional
 
 SECONDS, WARM_S = 25, 10
 EVERY_S = 0.01

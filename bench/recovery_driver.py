@@ -25,7 +25,7 @@ def drive(folder: str, kind: str, url: str, begun: str) -> None:
 
     ended("process")
     from bench.session import session
-    from connector.conf import recommended_conf
+    from txmq import recommended_conf
 
     ended("imports")
     with session("recovery", recommended_conf()) as spark:

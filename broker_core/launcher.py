@@ -28,16 +28,15 @@ from broker_core.broker.access.shares import Shares
 from broker_core.broker.history.history import HistoryLimits
 from broker_core.broker.transaction.outcomes import OutcomeLimits
 from broker_core.broker.transaction.transaction import Limits
+from broker_core.client.takeover import take_over
 from broker_core.core import endpoint, failpoint
 from broker_core.core.address import VHOST, bracketed
 from broker_core.core.endpoint import Endpoint
 from broker_core.core.errors import StoreFailed
 from broker_core.core.files import sync
-from broker_core.flight import contract
 from broker_core.node.channel import LocalChannel
 from broker_core.node.engine import EmbeddedEngine
 from broker_core.node.local import LocalBroker
-from broker_core.node.takeover import open_store
 from broker_core.node.vhost_engines import VhostEngines
 from broker_core.server import log_file
 from broker_core.server.access.accounts import Accounts
@@ -91,7 +90,6 @@ class Broker:
             # 2. who is let in, and how far
             audit = Audit(directory)
             undo.callback(audit.close)
-            hello = contract.Hello(contract.VERSION, id_, directory, os.getpid())
             token = secrets.token_urlsafe(32) if directory else ""
             self.logins = Logins(
                 self.local.state.users,
@@ -107,9 +105,9 @@ class Broker:
             self.vhosts = Vhosts(self.local, self.engines, self.accounts.changed, record)
             self.quotas.alarm = Alarm(self.local, directory, options.amqp_options.alarms)
             # 3. Flight
-            parts = self.engines, self.local, hello, self.logins, self.accounts, self.vhosts, self.quotas
+            parts = self.engines, self.local, self.logins, self.accounts, self.vhosts, self.quotas
             entrance = _connection_limit(self.logins, options, self.quotas.shares)
-            self.server = FlightServer(*parts, entrance, lambda: [self.url, *self.amqp_urls])
+            self.server = FlightServer(id_, directory, *parts, entrance, lambda: [self.url, *self.amqp_urls])
             undo.callback(self.server.stop)
             self.host, self.port = options.host, self.server.listen(options.host, options.port, files)
             # what a certificate is for is a name of this host, and seldom loopback
@@ -209,7 +207,7 @@ class Broker:
         options.listeners.check(options.host, options.amqp)
         path = os.path.abspath(os.fspath(directory))
         with full_disk_named(path):
-            return cls(DurableStore(path) if started else open_store(path), path, options)
+            return cls(DurableStore(path) if started else take_over(path, DurableStore), path, options)
 
     @classmethod
     def memory(

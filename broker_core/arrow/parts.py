@@ -21,6 +21,7 @@ from broker_core.message.message import MAX_BODY_BYTES, MESSAGE_SCHEMA
 
 PART_ROWS = 65_536
 PART_BYTES = 8 * 1024 * 1024
+MAX_PART_BYTES = PART_BYTES + MAX_BODY_BYTES  # of rows that come compressed
 MAX_PART_ROWS = 16 * PART_ROWS  # that a broker accepts
 
 _SIGNED = 0x7FFF_FFFF_FFFF_FFFF  # checksums fit a bigint of Spark and an INTEGER of SQLite

@@ -47,12 +47,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import pyarrow as pa
 
 from broker_core.arrow.part_file import PartFile
-from broker_core.arrow.parts import PART_BYTES, stream_of
+from broker_core.arrow.parts import MAX_PART_BYTES, stream_of
 from broker_core.arrow.rows import ReadPlan
 from broker_core.arrow.stated_size import stated_bytes
 from broker_core.core import checks, errors, pieces
 from broker_core.engine import AppOperator, BranchHeader, Engine, ReadTicket, Sink, Source
-from broker_core.message.message import MAX_BODY_BYTES
 
 VERSION = 10  # of this contract; a client refuses a broker of another one
 
@@ -60,7 +59,6 @@ SMALL_READ_ROWS = 1024  # so few rows come with the plan
 SMALL_READ_BYTES = 1024 * 1024
 SMALL_PART_BYTES = 1024 * 1024  # a branch of one part up to this size is staged by one action
 MAX_CALL_BYTES = 32 * 1024 * 1024  # of an action that brings no messages
-MAX_PART_BYTES = PART_BYTES + MAX_BODY_BYTES  # of rows that come compressed
 LONG_BYTES = 4 * 1024  # of bytes that come behind the JSON
 WAIT_S = 10.0  # the longest time that the server keeps a waiting call
 

@@ -18,8 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from broker_core.arrow.outside import line
-from broker_core.core.errors import OptionError, cause
+from broker_core.core.errors import OptionError, cause, one_line
 from broker_core.engine import BranchHeader, BranchKind, StagedBranch
 from broker_core.message import spans
 from connector.arrow_type import arrow_type
@@ -121,7 +120,7 @@ def prepared(
                 column.validate(full=True)
             except pa.ArrowInvalid as error:
                 raise OptionError(
-                    f"{of}: column {name!r} has a value that cannot be staged ({line(error)})",
+                    f"{of}: column {name!r} has a value that cannot be staged ({one_line(error)[:200]})",
                     "where a text is not UTF-8, make it binary, or valid with make_valid_utf8",
                 ) from None
         yield batch.cast(pa.schema(map(_nullable, batch.schema)))

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import grpc
 
+from broker_core.arrow.parts import MAX_PART_BYTES
 from broker_core.core.address import bracketed
 from broker_core.core.errors import ConnectionFailed, LoginRefused, TxmqError
 from broker_core.flight import authorization, contract
@@ -45,7 +46,7 @@ FIRST_THREADS = 8  # for a time at which no other can be started
 _FLIGHT = "/arrow.flight.protocol.FlightService/"
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port that is taken is an error
-    ("grpc.max_receive_message_length", contract.MAX_PART_BYTES + (2 << 20)),
+    ("grpc.max_receive_message_length", MAX_PART_BYTES + (2 << 20)),
     ("grpc.compression_enabled_algorithms_bitset", 1),  # none: what comes is as large as it was on its way
     ("grpc.max_concurrent_streams", 1000),  # of a connection; more of them wait at the client
 ]

@@ -7,6 +7,7 @@ Invariant: rows are sent batch by batch, never as a whole result.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -52,9 +53,10 @@ class FlightServer:
 
     def __init__(
         self,
+        id_: str,
+        directory: str,
         engines: VhostEngines,
         broker: LocalBroker,
-        hello: contract.Hello,
         logins: Logins,
         accounts: Accounts,
         vhosts: Vhosts,
@@ -67,7 +69,7 @@ class FlightServer:
         self.given_up = threading.Event()
         self._engines = engines
         self._broker = broker
-        self._hello = hello
+        self._hello = contract.Hello(contract.VERSION, id_, directory, os.getpid())
         self.logins = logins
         self._call_permissions = CallPermissions(engines, broker, logins.audit)
         quotas = quotas or Quotas()
@@ -77,7 +79,7 @@ class FlightServer:
         accounts.changed.append(self.channels.end_deleted)
         if quotas.alarm is not None:
             quotas.alarm.counted += [self.channels.ended, engines.size]
-        status = StatusReader(broker, engines, quotas.alarm, hello.directory, listens, vhosts)
+        status = StatusReader(broker, engines, quotas.alarm, directory, listens, vhosts)
         self.admin_words: dict[str, Callable[..., object]] = {  # of ``admin.``
             **{word: getattr(broker, word) for word in call_permissions.LISTS},
             "status": status.now,

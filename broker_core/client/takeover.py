@@ -1,35 +1,36 @@
-"""The store of a data directory that another broker may hold: an idle broker that a client started gives it
-up.
+"""A data directory that another broker may hold: an idle broker that a client started gives it up.
 
-Not here: finding or starting a broker for a client (``client/starter.py``), and the lock
-(``store/directory.py``).
+Not here: finding or starting a broker for a client (``starter.py``), and the lock (``store/directory.py``).
 Invariant: a broker that is in use, or that a user started, is never made to end.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from broker_core.client.connection import FlightConnection
 from broker_core.core import endpoint, errors
 from broker_core.core.address import Address, bracketed
 from broker_core.core.credentials import Credentials
 from broker_core.flight import contract
-from broker_core.store.durable import DurableStore
+
+Store = TypeVar("Store")
 
 ENDING_S = 60.0  # for a broker that is ending: it closes its store
 LOOK_S = 0.05
 
 
-def open_store(directory: str) -> DurableStore:
-    """Opens the store, after an idle broker that a client started has released it.
+def take_over(directory: str, open_store: Callable[[str], Store]) -> Store:
+    """Opens the store of a directory, after an idle broker that a client started has released it.
 
-    Raises DataDirectoryLocked, which names the holder and its address; otherwise the errors of DurableStore.
+    Raises DataDirectoryLocked, which names the holder and its address; otherwise what ``open_store`` raises.
     """
     deadline = 0.0
     while True:
         try:
-            return DurableStore(directory)
+            return open_store(directory)
         except errors.DataDirectoryLocked as locked:
             if not deadline and _gives_up(directory):
                 deadline = time.monotonic() + ENDING_S
