@@ -107,6 +107,7 @@ class Session:
         self.commits = server.commits
         self.state = connection.seen
         self.rights = connection.rights
+        self.look = server.broker.look
         self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
         holder = channel_holder(connection, number, server.broker.clock())
         server.broker.open_channels.add(self.channel, holder)

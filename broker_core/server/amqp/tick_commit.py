@@ -25,6 +25,7 @@ from broker_core.broker.transaction.transaction import Transaction
 from broker_core.core.change import Author, Change
 from broker_core.message.message import Message
 from broker_core.node.channel_commit import cut_piece
+from broker_core.node.loaded_blocks import Look
 from broker_core.node.local import LocalBroker
 from broker_core.server.amqp.ports import ClientConnection
 from broker_core.server.commit_queue import CommitQueue
@@ -48,6 +49,7 @@ class TickCommitSession(Protocol):
     number: int
     broker: LocalBroker
     commits: CommitQueue
+    look: Look
     channel: Channel
 
     @property
@@ -156,7 +158,7 @@ class TickCommit:
         session = self._session
         settles = [settle for piece in failed for settle in piece.transaction.settles]
         if settles:  # which the channel no longer holds
-            with session.broker.look as state:
+            with session.look as state:
                 state.settlement.requeue((queue, offset) for queue, offset, _ in settles)
         if session.ended:
             return

@@ -53,7 +53,7 @@ def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
     else:
         queues = source.cached(routing_key)
     if queues is None or copies:
-        with session.broker.look:
+        with session.look:
             queues, properties = session.state.topology.route_copies(name, routing_key, properties)
     channel = session.channel
     if channel.transactional:

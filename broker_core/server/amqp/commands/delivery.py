@@ -36,7 +36,7 @@ def qos(session: Session, method: m.BasicQos, _: Command) -> None:
     # py-amqp (so kombu and Celery) means the whole channel, as in the specification, if the product is not
     # RabbitMQ
     whole = method.global_ or session.connection.protocol.client_properties.get("product") == "py-amqp"
-    with session.broker.look:
+    with session.look:
         session.channel.qos(method.prefetch_count, whole)
     session.send(m.BasicQosOk())
     session.commits.wake()
@@ -52,7 +52,7 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
     if tag not in session.channel.consumers:  # else it is refused for that
         command_permissions.read_queue(session.rights, name)
     topology = session.state.topology
-    with session.broker.look:
+    with session.look:
         topology.require_there()
         queue = topology.usable(name, session.connection)
         arguments, kind = dict(method.arguments), queue.arguments.queue_type
@@ -93,7 +93,7 @@ def _with_id(session: Session, send: Send) -> Send:
 def cancel(session: Session, method: m.BasicCancel, command: Command) -> None:
     tag = method.consumer_tag
     reply = None if method.nowait else m.BasicCancelOk(tag)
-    with session.broker.look:
+    with session.look:
         consumer = session.channel.cancel(tag)
         if consumer is not None:
             consumer.queue.marks.used_at_us = session.clock()
@@ -145,7 +145,7 @@ def get(session: Session, method: m.BasicGet, command: Command) -> None:
             _give(session, method, taken.delivery, taken.ready)
 
     try:
-        with session.broker.look:
+        with session.look:
             taken = take(session.state, session.clock())
     except NotLoaded:
         session.submit(method, take_or_expire, answer)

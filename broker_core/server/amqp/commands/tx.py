@@ -99,7 +99,7 @@ def _committed(
         session.fail(error, method)
         session.go_on()
         return
-    with session.broker.look:
+    with session.look:
         session.channel.finish()  # 3. finish
     session.transaction_name = transaction_exchange.NamedTransaction()
     if committed is not None and (committed.stored or committed.returned):
@@ -119,7 +119,7 @@ def _answer(session: Session) -> None:
 def rollback(session: Session, method: m.TxRollback, _: Command) -> None:
     session.channel.check_transactional()
     session.transaction_name = transaction_exchange.NamedTransaction()
-    with session.broker.look:
+    with session.look:
         batch_ids = session.channel.rollback()
     if not batch_ids:
         session.send(m.TxRollbackOk())
