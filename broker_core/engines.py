@@ -106,6 +106,5 @@ def _kafka(part: str) -> Any:
                 f"the {part} of Kafka is not part of this version", "use txmq://host:port or data=DIR"
             ) from None
         raise OptionError(
-            f"url {KAFKA} needs the Python package {error.name!r}",
-            "pip install '.[kafka]' in a checkout",
+            f"url {KAFKA} needs the Python package {error.name!r}", "pip install '.[kafka]' in a checkout"
         ) from None

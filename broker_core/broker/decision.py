@@ -94,7 +94,7 @@ def _require_operator(actor: Actor, of: str | None) -> None:
     if of is not None and of != actor.user and not actor.operates:
         raise AccessRefused(
             f"access to transactions of user '{of}' refused for user '{actor.user}': "
-            "it needs the tag administrator or operator",
+            "it needs the tag administrator or operator"
         )
 
 

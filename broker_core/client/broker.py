@@ -146,7 +146,7 @@ class BrokerClient:
         return contract.decode(contract.answer_type(method), answer)
 
     def identity(self, app_id: str = "") -> str:
-        """Returns the identity of the broker's data directory, which a copy of it shares."""
+        """Returns the identity of the data of the broker that answered last, which a copy of them shares."""
         live = self._connection.live()
         live.identity = live.identity or self._call("identity")
         return live.identity

@@ -40,18 +40,19 @@ class SendHeader(pyarrow.flight.ClientMiddlewareFactory):  # type: ignore[misc] 
         self._vhost = vhost
         self.send(header)
 
-    def send(self, header: str) -> None:
-        """From the next call on."""
-        self._middleware = _Header(header, self._vhost)
+    def send(self, header: str, run: str = "") -> None:
+        """From the next call on. ``run``: of the broker, which alone is to answer."""
+        self._middleware = _Header(header, self._vhost, run)
 
     def start_call(self, _info: object) -> _Header:
         return self._middleware
 
 
 class _Header(pyarrow.flight.ClientMiddleware):  # type: ignore[misc]
-    def __init__(self, header: str, vhost: str) -> None:
+    def __init__(self, header: str, vhost: str, run: str) -> None:
         super().__init__()
-        self._headers = {authorization.HEADER: header} if header else {}
+        named = {authorization.HEADER: header, authorization.RUN_HEADER: run}
+        self._headers = {name: value for name, value in named.items() if value}
         self._headers[authorization.CLIENT_HEADER] = quote(client_name(), safe="")
         if vhost != VHOST:
             self._headers[authorization.VHOST_HEADER] = quote(vhost, safe="")
@@ -101,7 +102,7 @@ class Live:
     """A connection that has answered. ``local`` is the data directory if it is on this host, else ""."""
 
     def __init__(self, client: arrow_flight.FlightClient, hello: contract.Hello) -> None:
-        self.client = client
+        self.client = client  # answered by this broker alone
         self.hello = hello
         self.local = hello.directory if hello.id and endpoint.read_id(hello.directory) == hello.id else ""
         self.takes_files = bool(self.local)  # until it has refused one
@@ -285,7 +286,7 @@ def _try(address: Address, directory_id: str) -> Live | None:
         if (token := address.credentials.token) and not _proven(client, token):
             client.close()
             return None
-        login.send(_header(address))
+        login.send(header := _header(address))
         (result,) = client.do_action(("hello", b""), arrow_flight.FlightCallOptions(timeout=HELLO_S))
         hello: contract.Hello = contract.decode(contract.Hello, result.body)
     except BROKEN as error:
@@ -317,6 +318,7 @@ def _try(address: Address, directory_id: str) -> Live | None:
     if directory_id and hello.id != directory_id:
         client.close()
         return None
+    login.send(header, hello.run)
     return Live(client, hello)
 
 

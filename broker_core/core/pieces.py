@@ -62,9 +62,7 @@ def _is_large(value: object) -> bool:
 
 
 def loads(
-    text: bytes,
-    parse_constant: Callable[[str], object] | None = None,
-    object_pairs_hook: Pairs | None = None,
+    text: bytes, parse_constant: Callable[[str], object] | None = None, object_pairs_hook: Pairs | None = None
 ) -> Any:
     """``json.loads``. Raises ValueError, also TooManyValues."""
     if len(text) <= SMALL_BYTES:
@@ -83,8 +81,7 @@ def loads(
 
 
 def _slow(
-    parse_constant: Callable[[str], object] | None,
-    object_pairs_hook: Pairs | None,
+    parse_constant: Callable[[str], object] | None, object_pairs_hook: Pairs | None
 ) -> json.JSONDecoder:
     """The same decoder in Python: between two values, other threads run."""
     found: Any = json.JSONDecoder(parse_constant=parse_constant, object_pairs_hook=object_pairs_hook)

@@ -22,6 +22,7 @@ HEADER = "authorization"
 CHALLENGE_HEADER = "txmq-challenge"  # of ``prove``, in hexadecimal: its answer needs no body, and no wait
 CHALLENGE_BYTES = 32
 CLIENT_HEADER = "txmq-client"  # percent-encoded: program, host and process, for an operator
+RUN_HEADER = "txmq-run"  # of the broker that has said hello; gRPC connects again by itself, to any other
 VHOST_HEADER = "txmq-vhost"  # percent-encoded; without it the call is for "/"
 
 

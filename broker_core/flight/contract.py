@@ -53,7 +53,7 @@ from broker_core.arrow.stated_size import stated_bytes
 from broker_core.core import checks, errors, pieces
 from broker_core.engine import AppOperator, BranchHeader, Engine, ReadTicket, Sink, Source
 
-VERSION = 10  # of this contract; a client refuses a broker of another one
+VERSION = 11  # of this contract; a client refuses a broker of another one
 
 SMALL_READ_ROWS = 1024  # so few rows come with the plan
 SMALL_READ_BYTES = 1024 * 1024
@@ -65,9 +65,10 @@ WAIT_S = 10.0  # the longest time that the server keeps a waiting call
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The broker. ``id``: of its data directory, for clients on the same host; "" for a broker in memory."""
+    """The broker. ``run``: of its process. ``id``: of its data directory, "" in memory."""
 
     version: int
+    run: str
     id: str
     directory: str
     pid: int

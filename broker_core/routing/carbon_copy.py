@@ -99,7 +99,7 @@ def _check(keys: list[str]) -> None:
     if len(keys) > MAX_COPIES:
         raise PreconditionFailed(
             f"invalid message: CC and BCC have {len(keys)} routing keys, and at most {MAX_COPIES} are taken: "
-            "publish it several times, or bind the queues to one key",
+            "publish it several times, or bind the queues to one key"
         )
     for key in keys:
         size = len(key.encode(errors="surrogateescape"))
@@ -107,5 +107,5 @@ def _check(keys: list[str]) -> None:
             raise PreconditionFailed(
                 f"invalid message: a routing key in CC or BCC has {size} bytes, and at most {MAX_TEXT_BYTES} "
                 "are taken: "
-                "give shorter keys",
+                "give shorter keys"
             )

@@ -129,7 +129,7 @@ class _Source:
                 if find_exchange(self._exchanges, self._exchange.name, self._vhost) is not self._exchange:
                     raise ExchangeNotFound(
                         f"exchange '{self._exchange.name}' in vhost '{self._vhost}' was declared anew: "
-                        "publish again",
+                        "publish again"
                     )
                 search = Search()
                 for value in values[len(found) : len(found) + piece]:

@@ -49,7 +49,7 @@ def check_sources(sources: Collection[object], target: str) -> None:
     if len(sources) >= SOURCES:
         raise PreconditionFailed(
             f"{target} has bindings or an alternate from {len(sources)} exchanges, which is the limit: "
-            "bind it to fewer exchanges",
+            "bind it to fewer exchanges"
         )
 
 
@@ -59,7 +59,7 @@ def check_destinations(exchange: Exchange[Q], new: Q | Exchange[Q], vhost: str) 
     if exchange.chooses_one and count >= DESTINATIONS and not exchange.bytes_of(new):
         raise PreconditionFailed(
             f"exchange '{exchange.name}' in vhost '{vhost}' divides its keys among {count} destinations, "
-            "which is the limit: bind other exchanges of its type to it, and the queues to these",
+            "which is the limit: bind other exchanges of its type to it, and the queues to these"
         )
 
 

@@ -27,24 +27,9 @@ from broker_core.core.errors import DataDirectoryFormat
 from broker_core.core.files import sync
 from broker_core.core.ids import BlockId
 from broker_core.core.records import RECORDS, HistoryRecord, Record
-from broker_core.store.codec import (
-    Encoded,
-    Row,
-    decode,
-    guard,
-    is_wide,
-    merged,
-    to_signed,
-    to_unsigned,
-)
+from broker_core.store.codec import Encoded, Row, decode, guard, is_wide, merged, to_signed, to_unsigned
 from broker_core.store.failure import corrupt_catalog
-from broker_core.store.inbox import (
-    MAX_ROWS,
-    ROW_BITS,
-    Packed,
-    guarded,
-    unpack,
-)
+from broker_core.store.inbox import MAX_ROWS, ROW_BITS, Packed, guarded, unpack
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import BlockPlace
 

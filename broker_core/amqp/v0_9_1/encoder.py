@@ -71,7 +71,7 @@ def require_header_fits(properties: bytes, frame_max: int) -> None:
         raise PreconditionFailed(
             f"the properties of a message need a frame of {size} bytes, and frame_max of this connection is "
             f"{most}: "
-            "the message stays where it is; connect with a larger frame_max",
+            "the message stays where it is; connect with a larger frame_max"
         )
 
 

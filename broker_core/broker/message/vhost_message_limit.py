@@ -33,7 +33,7 @@ class VhostMessageLimit:
                 raise PreconditionFailed(
                     f"vhost '{topology.vhost}' is full: {more} more messages on {rest} are over its limit of "
                     f"{topology.max_messages}; nothing was enqueued: "
-                    "let the queues be read, or raise the limit with `txmq vhost limit`",
+                    "let the queues be read, or raise the limit with `txmq vhost limit`"
                 )
 
     def admit(self, transaction: Transaction, rejected: list[int]) -> list[Publish]:

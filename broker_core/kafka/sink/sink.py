@@ -101,8 +101,7 @@ class _App:
             self.app_id, queue, claimed, unapplied, force=force, what="offsets"
         )
         self.decider.release(
-            queue,
-            lambda consumed: progress.note_release(queue, consumed, by=by, interrupted=interrupted),
+            queue, lambda consumed: progress.note_release(queue, consumed, by=by, interrupted=interrupted)
         )
 
 

@@ -49,7 +49,7 @@ def _check_kept(what: str, arguments: Mapping[str, object]) -> None:
         raise PreconditionFailed(
             f"the arguments of {what} are larger than {ARGUMENT_BYTES} bytes, or nested deeper than "
             f"{MAX_NESTING}: "
-            "give smaller ones",
+            "give smaller ones"
         )
     for name, value in arguments.items():
         if not _is_kept(value):

@@ -71,6 +71,7 @@ class Service(Protocol):
     """
 
     connection_limit: FlightConnectionLimit
+    run: str
 
     @property
     def logins(self) -> Authenticator: ...
@@ -161,6 +162,9 @@ class _Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no typ
         if found is None:
             none = CallFailed(grpc.StatusCode.UNIMPLEMENTED, "a txmq broker has no such call")
             return self._at_once(partial(self._refuse, none))
+        if headers.values(authorization.RUN_HEADER) not in ([], [self._service.run]):
+            gone = CallFailed(grpc.StatusCode.UNAVAILABLE, "the broker that this client knew has ended")
+            return self._at_once(partial(self._refuse, gone))
         if challenges := headers.values(authorization.CHALLENGE_HEADER):
             return self._at_once(partial(self._prove, challenges[0]))
         try:

@@ -12,7 +12,9 @@ import sys
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -69,7 +71,8 @@ class FlightServer:
         self.given_up = threading.Event()
         self._engines = engines
         self._broker = broker
-        self._hello = contract.Hello(contract.VERSION, id_, directory, os.getpid())
+        self.run = uuid.uuid4().hex
+        self._hello = contract.Hello(contract.VERSION, self.run, id_, directory, os.getpid())
         self.logins = logins
         self._call_permissions = CallPermissions(engines, broker, logins.audit)
         quotas = quotas or Quotas()
@@ -160,8 +163,8 @@ class FlightServer:
             file: contract.FileHeader = contract.decode_checked(contract.FileHeader, body, "adopt")
             return contract.encode(self._staging.file(caller, file))
         if word == "hello":
-            hello = self._hello if caller.enters_somewhere else contract.Hello(self._hello.version, "", "", 0)
-            return contract.encode(hello)
+            outside = replace(self._hello, id="", directory="", pid=0)
+            return contract.encode(self._hello if caller.enters_somewhere else outside)
         what = f"unknown action {kind}.{word}; client and broker are of different versions"
         raise errors.RemoteProtocolError(what)
 

@@ -539,7 +539,7 @@ def test_hello_tells_those_who_may_do_nothing_nothing(broker: Broker) -> None:
         return contract.decode(contract.Hello, answer)
 
     assert hello("ann").pid == os.getpid() and hello("ann").directory
-    assert hello("nobody") == contract.Hello(contract.VERSION, "", "", 0)
+    assert hello("nobody") == contract.Hello(contract.VERSION, broker.server.run, "", "", 0)
 
 
 def test_a_password_that_was_changed_is_not_remembered(broker: Broker) -> None:

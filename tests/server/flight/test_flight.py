@@ -339,6 +339,18 @@ def test_restarted_broker_that_never_comes_is_an_error_after_reconnect_s(served:
             client.apps()
 
 
+def test_a_broker_that_took_the_place_of_another_at_its_address_is_known_as_itself(tmp_path: Path) -> None:
+    """gRPC connects again by itself: neither the identity nor the files of the first one are those of the second."""
+    with Broker.open(tmp_path / "first") as first:
+        client = BrokerClient(first.url)
+        assert client.identity() == first.engine.identity()
+        port = first.port
+    with client, Broker.open(tmp_path / "second", port=port) as second:
+        assert client.apps() == []
+        assert client.identity() == second.engine.identity()
+        assert client._connection.live().local == str(tmp_path / "second")
+
+
 # -- data directories ----------------------------------------------------------------------------------------
 
 

@@ -63,14 +63,14 @@ def _confirm(verb: Decision, call: HttpCall) -> Response:
     if verb == "commit":
         says = [
             f"{publishes} messages ({size(row['size_bytes'])}) are published: consumers and apps see "
-            "them at once.",
+            "them at once."
         ]
         if row["settles"]:
             says.append(f"{settles} messages that it has acked or rejected are settled for good.")
     else:
         says = [
             f"{publishes} messages ({size(row['size_bytes'])}) are dropped as if they had never been "
-            "published.",
+            "published."
         ]
         if row["settles"]:
             says.append(
