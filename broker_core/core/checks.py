@@ -40,7 +40,7 @@ Check = Callable[[object], None]
 
 MAX_NAME_BYTES = 255  # AMQP's short string: names, routing keys, xids
 MAX_TEXT_BYTES = 1024 * 1024
-MAX_DEPTH = 32
+MAX_DEPTH = 72  # as tables of AMQP, within definitions
 # arguments and fields that are names wherever they occur: of AMQP, and the ids of what outlives a call
 NAMES = frozenset(
     {"queue", "queues", "logs", "exchange", "routing_key", "type", "xid"}

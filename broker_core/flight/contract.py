@@ -42,7 +42,8 @@ import struct
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Union, get_args, get_origin
+from decimal import Decimal
+from typing import Annotated, Any, Union, cast, get_args, get_origin
 
 import pyarrow as pa
 
@@ -208,6 +209,9 @@ def _unreadable(what: str, error: Exception) -> errors.RemoteProtocolError:
     )
 
 
+_MARKS = frozenset({"$bytes", "$decimal", "$map"})
+
+
 def _plain(value: object, tail: bytearray) -> object:
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
@@ -225,6 +229,8 @@ def _plain(value: object, tail: bytearray) -> object:
         return {"$map": plain} if _is_marked(plain) else plain
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name), tail) for field in dataclasses.fields(value)}
+    if isinstance(value, Decimal) and isinstance(exponent := value.as_tuple().exponent, int):
+        return {"$decimal": [int(value.scaleb(-exponent)), -exponent]}  # as AMQP has it
     raise errors.LocalProtocolError(
         f"a value of type {type(value).__name__} cannot cross to the broker: {value!r}"
     )
@@ -232,7 +238,13 @@ def _plain(value: object, tail: bytearray) -> object:
 
 def _is_marked(value: dict[str, object]) -> bool:
     """``{"$bytes": ...}`` are bytes, ``{"$map": ...}`` is a table that would look like them."""
-    return len(value) == 1 and ("$bytes" in value or "$map" in value)
+    return len(value) == 1 and not _MARKS.isdisjoint(value)
+
+
+def _decimal(unscaled: object, scale: object) -> Decimal:
+    if not isinstance(unscaled, int) or unscaled not in range(-(1 << 31), 1 << 31) or scale not in range(256):
+        raise ValueError("a decimal of AMQP has 4 bytes, and at most 255 digits behind its point")
+    return Decimal(unscaled).scaleb(-cast(int, scale))
 
 
 def _typed(kind: object, value: object, tail: _Tail) -> object:
@@ -246,6 +258,8 @@ def _typed(kind: object, value: object, tail: _Tail) -> object:
         if len(value) == 1 and "$bytes" in value:
             found = value["$bytes"]
             return tail.take(found) if isinstance(found, list) else base64.b64decode(found, validate=True)
+        if len(value) == 1 and "$decimal" in value:
+            return _decimal(*value["$decimal"])
         if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
             hints = checks.hints_of(kind)
             return kind(

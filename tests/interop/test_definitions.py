@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import stat
@@ -14,10 +15,11 @@ import pytest
 
 from broker_core.admin import Imported
 from broker_core.broker import definitions
+from broker_core.client.accounts import RemoteAccounts
 from broker_core.client.broker import BrokerClient
 from broker_core.core import failpoint
 from broker_core.core import password as passwords
-from broker_core.core.errors import AccessRefused, OptionError, TxmqError
+from broker_core.core.errors import AccessRefused, OptionError, PreconditionFailed, TxmqError
 from broker_core.launcher import Broker
 from tests.cli.test_accounts import Shell, shell
 from tests.interop.rabbitmq_node import PASSWORDS, RECORDED, exported, rabbit
@@ -100,6 +102,26 @@ def _log_in(broker: Broker, name: str, password: str) -> bool:
             return True
     except pika.exceptions.AMQPConnectionError:
         return False
+
+
+def test_arguments_as_deep_as_a_declaration_takes_them_are_exported_and_imported(tmp_path: Path) -> None:
+    def declared(broker: Broker, depth: int) -> bool:
+        arguments: dict[str, object] = {}
+        for _ in range(depth):
+            arguments = {"x-odd": arguments}
+        with broker.channel() as channel, contextlib.suppress(PreconditionFailed, OptionError):
+            channel.queue_declare("deep", arguments=arguments)
+            channel.exchange_declare("deep", "fanout", arguments=arguments)
+            channel.queue_bind("deep", "deep", "", arguments)
+            return True
+        return False
+
+    with Broker.open(tmp_path / "one") as broker, BrokerClient(broker.url) as client:
+        assert next(depth for depth in range(100, 0, -1) if declared(broker, depth)) > 50
+        found = RemoteAccounts(client).export_definitions().definitions
+    with Broker.open(tmp_path / "two") as broker, BrokerClient(broker.url) as client:
+        RemoteAccounts(client).import_definitions(found)
+        assert RemoteAccounts(client).export_definitions().definitions["bindings"] == found["bindings"]
 
 
 def test_definitions_of_rabbitmq_are_taken_and_what_is_not_is_listed(tmp_path: Path) -> None:

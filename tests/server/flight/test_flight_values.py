@@ -7,16 +7,18 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker_core.core import errors
 from broker_core.engine import Limit, Origin
 from broker_core.flight import contract
 from broker_core.launcher import Broker
+from tests.amqp import strategies
 from tests.server.flight.flight_calls import CALLS, TICKETS, Call, Raw, leaves, replaced
 from tests.server.picture import picture
 
@@ -61,6 +63,24 @@ def test_bytes_of_any_length_cross_as_they_are(sizes: list[int]) -> None:
     values = [bytes([number]) * size for number, size in enumerate(sizes)]
     call = contract.ChannelCall("c", 1, {"bodies": values, "more": {"body": values[:1]}})
     assert contract.decode_checked(contract.ChannelCall, contract.encode(call), "call") == call
+
+
+@given(strategies.TABLE)
+@example(
+    {"d": Decimal("-1.50"), "$decimal": [1, 2], "marked": {"$decimal": [1, 2]}, "zero": Decimal("0E-255")}
+)
+def test_arguments_of_every_type_of_amqp_cross_as_they_are(table: dict[str, Any]) -> None:
+    found = contract.decode(dict[str, object], contract.encode(table))
+    assert found == table and str(found) == str(table).replace("Timestamp", "")
+
+
+@pytest.mark.parametrize(
+    "decimal", [[1], [2**31, 0], [1, 256], [1, -1], [1.5, 0], ["1", 0], "1", [1, True, 1]], ids=str
+)
+def test_a_decimal_that_amqp_does_not_have_is_refused(raw: Raw, decimal: object) -> None:
+    call = {"channel": "c", "number": 1, "arguments": {"body": {"$decimal": decimal}}}
+    with pytest.raises(errors.RemoteProtocolError, match="cannot read"):
+        contract.decode_checked(contract.ChannelCall, json.dumps(call).encode(), "call")
 
 
 @pytest.mark.parametrize(
