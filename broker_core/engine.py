@@ -142,12 +142,13 @@ class ReadTicket:
 @dataclass(frozen=True, slots=True)
 class Opened:
     """The result of ``open_batch``: a token for staging, or the ledger entry of a batch that is already
-    decided.
+    decided. ``identity``: of the engine, as its method says it.
     """
 
     sequence: int
     token: str  # "" when already decided
     entry: LedgerEntry | None = None
+    identity: str = ""
 
     @property
     def already(self) -> bool:

@@ -378,7 +378,7 @@ def _keep_hosts(repair: _Repair) -> None:
     hosts = {VHOST, *(record.name for record in repair.of(VhostRecord))}
     used = {record.vhost for kind in _IN_HOSTS for record in repair.of(kind)}
     for name in sorted(used - hosts):
-        repair.put(None, VhostRecord(name, -1, -1, -1))
+        repair.put(None, VhostRecord(name, 0, -1, -1, -1))
         repair.found.done.append(f"virtual host '{name}' was made again, without limits: queues are in it")
 
 

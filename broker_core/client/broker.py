@@ -32,6 +32,7 @@ from broker_core.core.xa.recover_info import RecoverInfo
 from broker_core.engine import (
     AppOperator,
     BranchHeader,
+    Engine,
     OnNewCheckpoint,
     Opened,
     ReadTicket,
@@ -145,11 +146,7 @@ class BrokerClient:
         answer = self._connection.call(f"engine.{method}", contract.encode(arguments))
         return contract.decode(contract.answer_type(method), answer)
 
-    def identity(self, app_id: str = "") -> str:
-        """Returns the identity of the data of the broker that answered last, which a copy of them shares."""
-        live = self._connection.live()
-        live.identity = live.identity or self._call("identity")
-        return live.identity
+    identity = _word(Engine.identity)
 
     # -- logs ------------------------------------------------------------------------------------------------
     logs = _word(Source.logs)

@@ -106,7 +106,6 @@ class Live:
         self.hello = hello
         self.local = hello.directory if hello.id and endpoint.read_id(hello.directory) == hello.id else ""
         self.takes_files = bool(self.local)  # until it has refused one
-        self.identity = ""  # of its data, as long as it runs; "" until it was asked
 
 
 class FlightConnection:

@@ -33,6 +33,7 @@ from broker_core.core.records import (
     Record,
     ReleaseRecord,
     RunRecord,
+    VhostRecord,
 )
 from broker_core.core.undo import Undo
 
@@ -289,6 +290,8 @@ def _named_by(record: Record) -> Iterator[int]:
         yield record.queue_id
     elif isinstance(record, RunRecord):
         yield record.sequence
+    elif isinstance(record, VhostRecord):
+        yield record.vhost_id
     elif isinstance(record, (LedgerRecord, ReleaseRecord)):
         yield record.commit_sequence
     elif isinstance(record, HistoryRecord):

@@ -416,10 +416,13 @@ class WriteUserRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class VhostRecord(Record):
-    """A virtual host and its limits; -1: none. ``/`` has a record only if it has a limit."""
+    """A virtual host and its limits; -1: none. ``/`` has a record only if it has a limit. ``vhost_id``: the
+    number of the commit that made it, which no other one of its name has.
+    """
 
     TABLE, KEY = "vhost", ("name",)
     name: str
+    vhost_id: int
     max_queues: int
     max_connections: int
     max_messages: int

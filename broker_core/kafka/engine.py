@@ -167,8 +167,8 @@ class KafkaEngine:
 
     def identity(self, app_id: str = "") -> str:
         """Returns which cluster answers; with ``app_id``, also which topic holds the app's ledger."""
-        cluster = self._here().client.cluster_id()
-        return f"{cluster}/{self.sink.ledger_id(app_id)}" if app_id else cluster
+        here = self._here()
+        return here.sink.identity(app_id) if app_id else here.client.cluster_id()
 
     # -- logs ------------------------------------------------------------------------------------------------
 

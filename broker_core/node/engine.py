@@ -102,8 +102,9 @@ class EmbeddedEngine:
         self._state = state = local.state.of(vhost)
         self._adopt = adopt
         name = identity or uuid.uuid4().hex  # a broker without a directory is a new one each time
-        # apps of two virtual hosts are different ones, even where they change one table
-        self._identity = name if vhost == VHOST else f"{name}/{quote(vhost, safe='')}"
+        # apps of two virtual hosts are different ones, even where they change one table, or have one name
+        vhost_id = local.state.virtual_hosts.limits(vhost).vhost_id
+        self._identity = name if vhost == VHOST else f"{name}/{quote(vhost, safe='')}/{vhost_id}"
         self._stamps = partial(local.loaded_block, part=stamps)
         self.batches = batches = MicroBatches(
             state, local.loaded_block, self._stamps, partial(local.loaded_block, part=addresses)
@@ -294,7 +295,7 @@ class EmbeddedEngine:
         def work(_state: BrokerState, change: Change, now_us: int) -> Opened:
             return self.batches.open(change, batch, on_new_checkpoint, chosen, now_us, by, offset_log)
 
-        opened = self._run(work)
+        opened = replace(self._run(work), identity=self._identity)
         here("engine.open.durable")
         return opened
 

@@ -33,7 +33,7 @@ from broker_core.store.inbox import MAX_ROWS, ROW_BITS, Packed, guarded, unpack
 from broker_core.store.log import hidden_commits
 from broker_core.store.segment import BlockPlace
 
-FORMAT = 16
+FORMAT = 17
 # a commit of one message writes one page: SQLite checksums and writes a small one faster
 PAGE_BYTES = 1024
 _CHECKPOINT_PAGES = 1024

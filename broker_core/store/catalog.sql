@@ -189,7 +189,7 @@ CREATE TABLE app_user (
 ) WITHOUT ROWID;
 
 CREATE TABLE vhost (
-  name TEXT, max_queues INTEGER, max_connections INTEGER, max_messages INTEGER, guard INTEGER,
+  name TEXT, vhost_id INTEGER, max_queues INTEGER, max_connections INTEGER, max_messages INTEGER, guard INTEGER,
   PRIMARY KEY (name)
 ) WITHOUT ROWID;
 

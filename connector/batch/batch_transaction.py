@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from broker_core.core import failpoint
 from broker_core.core.errors import OptionError
-from broker_core.engine import EMPTY, BranchHeader, BranchKind, BranchTarget, Engine, StagedBranch
+from broker_core.engine import EMPTY, BranchHeader, BranchKind, BranchTarget, Engine, Opened, StagedBranch
 from connector.batch.apply import Apply
 from connector.batch.batch_reads import BatchReads
 from connector.batch.operations import Operations
@@ -68,7 +68,7 @@ class BatchTransaction:
     batch_id: int
     sequence: int
     _batch: DataFrame = field(repr=False)
-    _token: str = field(repr=False)
+    _opened: Opened = field(repr=False)
     _owner: Pipeline = field(repr=False)
     branches: list[StagedBranch] = field(default_factory=list, repr=False)
     _steps: Steps = field(default_factory=Steps, repr=False)
@@ -216,7 +216,7 @@ class BatchTransaction:
 
     def _step_target(self, spark: SparkSession, table: Table, step: int) -> dict[str, Any]:
         """What is stored with the decision, so that a repeated step has the same id."""
-        app = self.app_id, self._owner.engine.identity(self.app_id), table.location
+        app = self.app_id, self._opened.identity, table.location
         restored = self._owner.checks.guard(spark, table, txn_app_id(*app))
         return {"txn_app_id": txn_app_id(*app, step, restored), "location": table.location, "step": step}
 
@@ -250,11 +250,11 @@ class BatchTransaction:
 
     def _header(self, kind: BranchKind, target: BranchTarget, partition: int = 0) -> BranchHeader:
         batch = self.app_id, self.query_id, self.batch_id
-        return BranchHeader(self._token, uuid.uuid4().hex, kind, target, *batch, partition)
+        return BranchHeader(self._opened.token, uuid.uuid4().hex, kind, target, *batch, partition)
 
     def _stage_files(self, rows: DataFrame, table: Table, about: BranchTarget) -> bool:
         """Stage files that the table takes; False if it has changed since it was resolved."""
-        attempt = Attempt(self.app_id, about["txn_app_id"], self.sequence, self._token)
+        attempt = Attempt(self.app_id, about["txn_app_id"], self.sequence, self._opened.token)
         with self._lock:
             number = len(self._hidden)
             self._hidden.append((table.location, attempt))

@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from broker_core.core import failpoint
 from broker_core.core.errors import CheckpointMismatch, ConnectionFailed, OptionError, TxmqError
-from broker_core.engine import Engine, LedgerEntry, OnNewCheckpoint
+from broker_core.engine import Engine, LedgerEntry, OnNewCheckpoint, Opened
 from broker_core.message import spans
 from connector.batch.after_commit import AfterCommit, check_functions
 from connector.batch.apply import Apply
@@ -208,7 +208,7 @@ class Transactional:
             decided = engine.commit_batch(self.app_id, query_id, batch_id, "", [], offset_log=offsets).entry
         else:
             link_messages(batch, engine)
-            attempt = query_id, batch_id, opened.sequence, opened.token, offsets
+            attempt = query_id, batch_id, opened, offsets
             decided, in_threads = self._decide(batch, engine, attempt)
         # C5
         if not decided.applied:
@@ -223,11 +223,11 @@ class Transactional:
         call.done()
 
     def _decide(
-        self, batch: DataFrame, engine: Engine, opened: tuple[str, int, int, str, str]
+        self, batch: DataFrame, engine: Engine, attempt: tuple[str, int, Opened, str]
     ) -> tuple[LedgerEntry, bool]:
         """Returns also whether the function called ``tx`` in threads."""
-        query_id, batch_id, sequence, token, offsets = opened
-        tx = BatchTransaction(self.app_id, query_id, batch_id, sequence, batch, token, self)
+        query_id, batch_id, opened, offsets = attempt
+        tx = BatchTransaction(self.app_id, query_id, batch_id, opened.sequence, batch, opened, self)
         called = False
         persists = self._reads_again if self._persist == AUTO else self._persist
         try:
@@ -243,13 +243,13 @@ class Transactional:
             called = True
             with spans.span("txmq.commit", {"txmq.branches": len(tx.branches)}):
                 committed = engine.commit_batch(
-                    *(self.app_id, query_id, batch_id, token, tx.branches),
+                    *(self.app_id, query_id, batch_id, opened.token, tx.branches),
                     on_unroutable=self._options.on_unroutable,
                     offset_log=offsets,
                 )
             failpoint.here("foreach.decided")
             self._reads_again = tx.executions > 1
-            if committed.entry.token != token:  # another driver was first
+            if committed.entry.token != opened.token:  # another driver was first
                 tx.drop_files()
             return committed.entry, tx.in_threads
         except BaseException as error:
@@ -258,7 +258,7 @@ class Transactional:
             # does not answer drops the branches with a later decision
             if not isinstance(error, ConnectionFailed):
                 try:
-                    engine.rollback_batch(token)
+                    engine.rollback_batch(opened.token)
                 except TxmqError as refused:
                     what = type(error).__name__
                     log.warning("the micro-batch was not rolled back after %s: %s", what, refused)

@@ -83,9 +83,9 @@ class Resume:
         table = self.tables.resolve(spark, self.ledger)
         if not table.exists:
             return {}
-        last = self.engine.last_entry(self.app_id)
-        mine = self.engine.identity(self.app_id)  # that of the broker that has answered
+        mine = self.engine.identity(self.app_id)
         others = self._take_overs(spark, table)
+        last = self.engine.last_entry(self.app_id)
         if last is not None and self.tables.only_latest(spark):
             rows = rows_of(self.tables, spark, table, self.app_id).where(~F.col("engine").isin(mine, *others))
             if rows.where(F.col("sequence") > last.sequence).head(1):

@@ -194,6 +194,28 @@ def test_the_limit_of_queues_counts_those_that_are_there(node: Node) -> None:
             channel.queue_declare("e")
 
 
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_virtual_host_that_is_made_again_is_another_engine_also_behind_a_restart(
+    node: Node, clean: bool
+) -> None:
+    """A table tells their batches apart by it."""
+
+    def identity() -> str:
+        return VhostEngines(node.broker, identity="data").of(SALES).identity()
+
+    add(node)
+    first = identity()
+    node.broker.run(lambda state, change, _now: state.virtual_hosts.limit(change, SALES, {"max_queues": 3}))
+    node.restart(clean=clean)
+    assert identity() == first
+    delete(node)
+    node.restart(clean=clean)
+    add(node)
+    second = identity()
+    node.restart(clean=clean)
+    assert identity() == second != first
+
+
 def _publish(channel: LocalChannel) -> None:
     channel.publish(b"4", routing_key="q")
 

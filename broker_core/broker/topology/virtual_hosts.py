@@ -50,7 +50,7 @@ class VirtualHosts:
         return found
 
     def limits(self, name: str) -> VhostRecord:
-        return self.records.get(name) or VhostRecord(name, NO_LIMIT, NO_LIMIT, NO_LIMIT)
+        return self.records.get(name) or VhostRecord(name, 0, NO_LIMIT, NO_LIMIT, NO_LIMIT)
 
     def be_strict(self) -> None:
         """Refuse arguments without effect from now on. Before others use it."""
@@ -73,14 +73,16 @@ class VirtualHosts:
             raise OptionError(
                 f"virtual host '{name}' already exists", "change its limits with `txmq vhost limit`"
             )
-        self._put(change, VhostRecord(name, max_queues, max_connections, max_messages))
+        vhost_id = self._numbers.next_sequence()
+        self._put(change, VhostRecord(name, vhost_id, max_queues, max_connections, max_messages))
         self.forget_outcomes(change, name)
 
     def limit(self, change: Change, name: str, limits: Mapping[str, int]) -> None:
         """Changes the limits that are given; what is over a new one stays. Raises OptionError."""
         self.require(name)
         before = self.limits(name)
-        self._put(change, VhostRecord(name, *(limits.get(each, getattr(before, each)) for each in LIMITS)))
+        of = (limits.get(each, getattr(before, each)) for each in LIMITS)
+        self._put(change, VhostRecord(name, before.vhost_id, *of))
 
     def delete(self, change: Change, name: str) -> None:
         """Deletes a virtual host with its queues and exchanges. ``Registry.end_some`` does the rest, in

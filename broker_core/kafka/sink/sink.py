@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -140,9 +141,12 @@ class KafkaSink:
         there = app_id in self._apps or self._client.find_topic(topics.app(app_id).name) is not None
         return self._app(app_id) if there else None
 
-    def ledger_id(self, app_id: str) -> str:
-        """Returns the id of the topic that holds the app's ledger; one that is made again has another."""
-        return self._client.topic(self._app(app_id).decisions.log.topic).id.hex
+    def identity(self, app_id: str) -> str:
+        """Returns which cluster answers, and which topic holds the app's ledger; one that is made again has
+        another id.
+        """
+        topic = self._client.topic(self._app(app_id).decisions.log.topic)
+        return f"{self._client.cluster_id()}/{topic.id.hex}"
 
     def decided(self, app_id: str) -> Ledger:
         """Returns what the app has decided, for its source: a copy, which nobody changes.
@@ -175,7 +179,8 @@ class KafkaSink:
         with app.lock:
             app.cleaner.require_right()
             batch, token = MicroBatch(app_id, query_id, batch_id), token or uuid.uuid4().hex
-            return app.decider.open(batch, on_new_checkpoint, token, offset_log)
+            opened = app.decider.open(batch, on_new_checkpoint, token, offset_log)
+        return replace(opened, identity=self.identity(app_id))
 
     def stage(self, header: BranchHeader, rows: Iterable[pa.RecordBatch]) -> StagedBranch:
         return self._staging.stage(header, rows)

@@ -42,6 +42,7 @@ def test_c1_a_decided_batch_answers_already_with_its_entry(bench: Bench) -> None
     entry = bench.run("q", 0, {"in": START}, bench.claim(), b"x")
     bench.crash()
     opened = bench.engine.open_batch(APP, "q", 0, "fail")
+    assert opened.identity == bench.engine.identity(APP) != ""
     assert opened.already and opened.entry == entry and (opened.sequence, opened.token) == (1, "")
 
 

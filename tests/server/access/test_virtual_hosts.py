@@ -227,6 +227,7 @@ def test_deleting_a_virtual_host_closes_its_connections_and_no_others(broker: Br
         mine, others = client.channel(), root.channel()
         mine.queue_declare("q")
         others.queue_declare("q")
+        before = client.identity()
         mine.tx_select()
         mine.publish(b"open", routing_key="q")
         with peer(url, 1, vhost=SALES) as closing, peer(url, 1) as staying:
@@ -249,6 +250,7 @@ def test_deleting_a_virtual_host_closes_its_connections_and_no_others(broker: Br
         others.publish(b"1", routing_key="q")
         RemoteVhosts(root).add_vhost(SALES)
         assert client.queues() == []  # the same client, in another virtual host of that name
+        assert client.identity() != before
         with pytest.raises(errors.TransactionState, match="the channel is closed"):
             mine.queue_declare("q")
     events = [(line["event"], line.get("name")) for line in audited(tmp_path)]
