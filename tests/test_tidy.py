@@ -322,7 +322,7 @@ BUDGETS = {
     "broker_core/amqp": 2_771,
     "broker_core/arrow": 871,
     "broker_core/broker": 13_439,
-    "broker_core/client": 2_080,
+    "broker_core/client": 2_079,
     "broker_core/core": 3_192,
     "broker_core/flight": 516,
     "broker_core/kafka": 9_785,

@@ -270,8 +270,7 @@ def _try(address: Address, directory_id: str) -> Live | None:
     if _forked_in_use:
         raise errors.LocalProtocolError(
             "this process was forked from one that had used a txmq client, and its network library does not "
-            "survive a fork; "
-            "start the process with spawn, or fork before the first use"
+            "survive a fork; start the process with spawn, or fork before the first use"
         )
     _used = True
     login = SendHeader(vhost=address.vhost)
