@@ -141,14 +141,12 @@ class ReadTicket:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The result of ``open_batch``: a token for staging, or the ledger entry of a batch that is already
-    decided. ``identity``: of the engine, as its method says it.
-    """
+    """The result of ``open_batch``: a token for staging, or the ledger entry of a batch that is decided."""
 
     sequence: int
     token: str  # "" when already decided
     entry: LedgerEntry | None = None
-    identity: str = ""
+    identity: str = ""  # of the engine, as its method says it
 
     @property
     def already(self) -> bool:

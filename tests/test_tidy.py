@@ -318,7 +318,7 @@ def test_a_folder_says_what_it_has() -> None:
 # Lines of product in each room. Whoever adds a feature says what leaves: a budget is raised by a decision about
 # the whole, never by the change that is over it.
 BUDGETS = {
-    "broker_core": 1_563,
+    "broker_core": 1_561,
     "broker_core/amqp": 2_771,
     "broker_core/arrow": 871,
     "broker_core/broker": 13_439,
@@ -329,8 +329,8 @@ BUDGETS = {
     "broker_core/message": 1_934,
     "broker_core/micro_batch": 2_169,
     "broker_core/node": 3_737,
-    "broker_core/routing": 2_581,
-    "broker_core/server": 15_150,
+    "broker_core/routing": 2_583,
+    "broker_core/server": 15_155,
     "broker_core/store": 4_145,
     "connector": 1_580,
     "connector/batch": 1_924,

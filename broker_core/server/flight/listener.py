@@ -71,7 +71,9 @@ class Service(Protocol):
     """
 
     connection_limit: FlightConnectionLimit
-    run: str
+
+    @property
+    def run(self) -> str: ...
 
     @property
     def logins(self) -> Authenticator: ...

@@ -71,8 +71,7 @@ class FlightServer:
         self.given_up = threading.Event()
         self._engines = engines
         self._broker = broker
-        self.run = uuid.uuid4().hex
-        self._hello = contract.Hello(contract.VERSION, self.run, id_, directory, os.getpid())
+        self._hello = contract.Hello(contract.VERSION, uuid.uuid4().hex, id_, directory, os.getpid())
         self.logins = logins
         self._call_permissions = CallPermissions(engines, broker, logins.audit)
         quotas = quotas or Quotas()
@@ -167,6 +166,10 @@ class FlightServer:
             return contract.encode(self._hello if caller.enters_somewhere else outside)
         what = f"unknown action {kind}.{word}; client and broker are of different versions"
         raise errors.RemoteProtocolError(what)
+
+    @property
+    def run(self) -> str:
+        return self._hello.run
 
     def with_clients(self, vhost: str, found: list[StagedBatch]) -> list[StagedBatch]:
         """Returns the staged batches with who opened each, where that is known."""
