@@ -101,10 +101,11 @@ class EmbeddedEngine:
         self.local = local
         self._state = state = local.state.of(vhost)
         self._adopt = adopt
-        name = identity or uuid.uuid4().hex  # a broker without a directory is a new one each time
-        # apps of two virtual hosts are different ones, even where they change one table, or have one name
-        vhost_id = local.state.virtual_hosts.limits(vhost).vhost_id
-        self._identity = name if vhost == VHOST else f"{name}/{quote(vhost, safe='')}/{vhost_id}"
+        data = identity or uuid.uuid4().hex  # a broker without a directory is a new one each time
+        host = (
+            f"/{quote(vhost, safe='')}/{local.state.virtual_hosts.limits(vhost).vhost_id}"  # has other apps
+        )
+        self._identity = data if vhost == VHOST else data + host
         self._stamps = partial(local.loaded_block, part=stamps)
         self.batches = batches = MicroBatches(
             state, local.loaded_block, self._stamps, partial(local.loaded_block, part=addresses)
