@@ -328,7 +328,7 @@ BUDGETS = {
     "broker_core/kafka": 9_785,
     "broker_core/message": 1_934,
     "broker_core/micro_batch": 2_169,
-    "broker_core/node": 3_738,
+    "broker_core/node": 3_735,
     "broker_core/routing": 2_583,
     "broker_core/server": 15_155,
     "broker_core/store": 4_145,

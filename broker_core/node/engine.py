@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
-from urllib.parse import quote
 
 import pyarrow as pa
 
@@ -101,11 +100,7 @@ class EmbeddedEngine:
         self.local = local
         self._state = state = local.state.of(vhost)
         self._adopt = adopt
-        data = identity or uuid.uuid4().hex  # a broker without a directory is a new one each time
-        host = (
-            f"/{quote(vhost, safe='')}/{local.state.virtual_hosts.limits(vhost).vhost_id}"  # has other apps
-        )
-        self._identity = data if vhost == VHOST else data + host
+        self._identity = identity or uuid.uuid4().hex  # a broker without a directory is a new one each time
         self._stamps = partial(local.loaded_block, part=stamps)
         self.batches = batches = MicroBatches(
             state, local.loaded_block, self._stamps, partial(local.loaded_block, part=addresses)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from urllib.parse import quote
 
 from broker_core.arrow.part_file import PartFile
 from broker_core.broker.batch.branch import StagedLimits
@@ -38,9 +39,10 @@ class VhostEngines:
         self.default = self._engines[VHOST]
 
     def _new_engine(self, vhost: str) -> EmbeddedEngine:
-        return EmbeddedEngine(
-            self._local, self._adopt, identity=self._identity, staged=self._staged, vhost=vhost
-        )
+        # apps of two virtual hosts are different ones, even where they change one table, or have one name
+        host = f"/{quote(vhost, safe='')}/{self._local.state.virtual_hosts.limits(vhost).vhost_id}"
+        identity = self._identity + host if self._identity and vhost != VHOST else self._identity
+        return EmbeddedEngine(self._local, self._adopt, identity=identity, staged=self._staged, vhost=vhost)
 
     def of(self, vhost: str) -> EmbeddedEngine:
         """Raises NotAllowed: there is no such virtual host."""
