@@ -142,9 +142,7 @@ class KafkaSink:
         return self._app(app_id) if there else None
 
     def identity(self, app_id: str) -> str:
-        """Returns which cluster answers, and which topic holds the app's ledger; one that is made again has
-        another id.
-        """
+        """Returns which cluster answers, and which topic holds the app's ledger, made again or not."""
         topic = self._client.topic(self._app(app_id).decisions.log.topic)
         return f"{self._client.cluster_id()}/{topic.id.hex}"
 

@@ -69,10 +69,8 @@ class FlightServer:
         self.failed = threading.Event()
         self.gives_up = False  # started by a client: it ends if it is idle when asked for its directory
         self.given_up = threading.Event()
-        self._engines = engines
-        self._broker = broker
+        self._engines, self._broker, self.logins = engines, broker, logins
         self._hello = contract.Hello(contract.VERSION, uuid.uuid4().hex, id_, directory, os.getpid())
-        self.logins = logins
         self._call_permissions = CallPermissions(engines, broker, logins.audit)
         quotas = quotas or Quotas()
         self._calls = Calls(quotas.calls, quotas.alarm)
