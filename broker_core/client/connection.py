@@ -51,8 +51,8 @@ class SendHeader(pyarrow.flight.ClientMiddlewareFactory):  # type: ignore[misc] 
 class _Header(pyarrow.flight.ClientMiddleware):  # type: ignore[misc]
     def __init__(self, header: str, vhost: str, run: str) -> None:
         super().__init__()
-        named = {authorization.HEADER: header, authorization.RUN_HEADER: run}
-        self._headers = {name: value for name, value in named.items() if value}
+        caller = {authorization.HEADER: header, authorization.RUN_HEADER: run}
+        self._headers = {name: value for name, value in caller.items() if value}
         self._headers[authorization.CLIENT_HEADER] = quote(client_name(), safe="")
         if vhost != VHOST:
             self._headers[authorization.VHOST_HEADER] = quote(vhost, safe="")

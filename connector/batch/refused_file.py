@@ -72,8 +72,8 @@ class RefusedFile:
     def _write(self, all_rows: pa.Table, refused: dict[int, str]) -> None:
         """One durable file, or none. A driver that comes second leaves the one that is there."""
         path = self._path
-        rows = all_rows.take(list(refused))
-        rows = rows.append_column(ROW, pa.array(list(refused), pa.int64()))
+        numbers = pa.array(list(refused), pa.int64())  # of none, if the table takes all now
+        rows = all_rows.take(numbers).append_column(ROW, numbers)
         rows = rows.append_column(REASON, pa.array(list(refused.values()), pa.string()))
         about = {**self._about, "rows": rows.num_rows, "of": all_rows.num_rows}
         metadata = rows.schema.metadata or {}

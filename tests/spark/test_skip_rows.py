@@ -58,9 +58,11 @@ def refused(directory: Path) -> list[tuple[str, str]]:
 def test_only_the_rows_that_a_table_refuses_are_skipped_each_once_wherever_the_driver_dies(
     rig: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An append of files and a merge of rows, of which each table refuses other rows after the decision."""
-    files, merged, skipped = "kept_files", "kept_merge", tmp_path / "skipped"
-    for table in (files, merged):
+    """An append of files and a merge of rows, of which each table refuses other rows after the decision; and a table
+    that refuses none.
+    """
+    files, merged, sound, skipped = "kept_files", "kept_merge", "kept_sound", tmp_path / "skipped"
+    for table in (files, merged, sound):
         rig.spark.sql(f"CREATE OR REPLACE TABLE {table} (v STRING) USING delta")
     rig.declare("in")
 
@@ -68,6 +70,7 @@ def test_only_the_rows_that_a_table_refuses_are_skipped_each_once_wherever_the_d
         rows = batch.selectExpr("CAST(body AS STRING) AS v")
         tx.append(rows, files)
         tx.merge(rows, merged, "t.v = s.v", insert=True)
+        tx.append(rows, sound)
 
     def altered(batch: DataFrame, tx: BatchTransaction) -> None:
         fn(batch, tx)
@@ -100,6 +103,7 @@ def test_only_the_rows_that_a_table_refuses_are_skipped_each_once_wherever_the_d
     run(rig, fn)
     assert sorted(row["v"] for row in rig.spark.table(files).collect()) == list("acdefh")
     assert sorted(row["v"] for row in rig.spark.table(merged).collect()) == list("abdefgh")
+    assert sorted(row["v"] for row in rig.spark.table(sound).collect()) == list("abcdefgh")
     found = refused(skipped)
     assert [value for value, _ in found] == ["b", "c", "g"]
     assert "CHECK constraint one" in found[0][1] and "CHECK constraint two" in found[1][1]

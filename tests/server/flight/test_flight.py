@@ -348,7 +348,11 @@ def test_a_broker_that_took_the_place_of_another_at_its_address_is_known_as_itse
     with client, Broker.open(tmp_path / "second", port=port) as second:
         assert client.apps() == []
         assert client.identity() == second.engine.identity()
-        assert client._connection.live().local == str(tmp_path / "second")
+        fill(client, "q", 0)
+        batch = pa.record_batch(
+            {"body": [b"x" * 300_000] * 20}
+        )  # it goes as a file, into the second directory
+        client.commit_branches("t", [client.stage(_publish_header("q", "t"), [batch])])
 
 
 # -- data directories ----------------------------------------------------------------------------------------
