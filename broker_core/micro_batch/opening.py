@@ -84,7 +84,8 @@ def _follow(ledger: Ledger, batch: MicroBatch, offset_log: str) -> LedgerRecord 
             f"query {query_id} of app {app_id!r} opens batch {batch_id}, but the ledger expects "
             f"batch {expected}: transactional was not called for it, or its error was caught, or an older "
             "data directory was restored. Nothing was done; call it for every batch, an empty one too, and "
-            "use a new checkpoint with onNewCheckpoint=resume, which has no state of this one"
+            "use a new checkpoint with onNewCheckpoint=resume, which has no state of this one; let "
+            f"other sources begin after batch {batch_id - 1} of this one (startingOffsets, modifiedAfter)"
         )
     entry = ledger.entry(batch)
     if entry is None:

@@ -46,6 +46,7 @@ SPILL_ROWS = 16_384
 SPILL_BYTES = 4 * 1024 * 1024
 # So is, at its commit, one that reaches very many queues: a run of each takes less time than entries.
 MANY_ENTRIES, MANY_QUEUES = 10_000, 8  # of all messages, and of one on average
+DROP = 16  # as many entries as one of a queue with a maximum length, which may drop another
 PIECE_SETTLES, PIECE_REJECTS = 2_048, 512  # in one commit of what a channel gathered outside a transaction
 
 Call = tuple[str, int]  # of a channel that another process holds: its id, and the number of the call
@@ -120,11 +121,11 @@ class ChannelCommits:
         """Where publishes to very many queues are cut. Queues that equal routes reach in a run are counted
         once, if no message is checked for room.
         """
-        each = bool(transaction.incoming or self._state.virtual_hosts.limited)
+        each, weight = bool(transaction.incoming or self._state.virtual_hosts.limited), _weight(transaction)
         seen: set[int] = set()
         entries = 0
         for place, (_, queues, _) in enumerate(transaction.publishes):
-            whole = len(queues) + (sum(refused.get(queue, 0) for queue in queues) if refused else 0)
+            whole = weight * len(queues) + (sum(refused.get(queue, 0) for queue in queues) if refused else 0)
             more = whole if each or id(queues) not in seen else 1
             if entries and entries + more > MANY_ENTRIES:
                 yield place
@@ -270,8 +271,12 @@ def cut_piece(whole: Transaction, publishes: list[Publish], settles: Sequence[Se
 
 def reaches_many_queues(transaction: Transaction) -> bool:
     """Whether it takes long to say which queue gets which of its messages."""
-    count, entries = len(transaction.publishes), transaction.entries
+    count, entries = len(transaction.publishes), transaction.entries * _weight(transaction)
     return count > 1 and entries > MANY_ENTRIES and entries >= MANY_QUEUES * count
+
+
+def _weight(transaction: Transaction) -> int:
+    return DROP if transaction.incoming else 1
 
 
 def _written(publishes: list[Publish]) -> Iterator[bool]:

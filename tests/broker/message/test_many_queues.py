@@ -10,7 +10,7 @@ from broker_core.broker.transaction.transaction import INBOX_ROWS, Transaction
 from broker_core.core.change import Change
 from broker_core.message.message import Message
 from broker_core.message.properties import Properties
-from broker_core.node.channel_commit import MANY_ENTRIES, MANY_QUEUES
+from broker_core.node.channel_commit import DROP, MANY_ENTRIES, MANY_QUEUES
 from tests.broker.conftest import Node, declared
 
 TRANSIENT, PERSISTENT = Properties(delivery_mode=1).encode(), Properties(delivery_mode=2).encode()
@@ -82,3 +82,16 @@ def test_many_messages_for_one_queue_are_written_if_they_must_survive(
     node.broker.channel_commits.spill_large(transaction)
     assert bool(transaction.spilled) == written
     assert bool(transaction.publishes) != written and bool(transaction.entries) != written
+
+
+def test_publishes_to_a_queue_that_drops_others_for_them_are_cut_into_small_commits(node: Node) -> None:
+    """Each may cost as much as many that drop none, and others wait for the commit."""
+    with node.channel() as channel:
+        channel.queue_declare("bounded", arguments={"x-max-length": 10})
+        channel.queue_declare("unbounded")
+    sizes = {}
+    for name in ("bounded", "unbounded"):
+        transaction = gathered(node, MANY_ENTRIES // 2, [name], atomic=False, properties=TRANSIENT)
+        sizes[name] = [len(piece.publishes) for piece in node.broker.channel_commits.pieces(transaction)]
+    assert sizes["unbounded"] == [MANY_ENTRIES // 2]
+    assert sum(sizes["bounded"]) == MANY_ENTRIES // 2 and max(sizes["bounded"]) <= MANY_ENTRIES // DROP

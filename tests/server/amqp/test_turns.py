@@ -46,6 +46,7 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(purge, "PARTS", 10)
     monkeypatch.setattr(channel_commit, "MANY_ENTRIES", 100)
+    monkeypatch.setattr(channel_commit, "DROP", 1)
     for name in ("PIECE_SETTLES", "PIECE_REJECTS"):
         monkeypatch.setattr(channel_commit, name, 10)
 
