@@ -706,7 +706,7 @@ def apply_at_the_next_start(patch: Patch) -> None:
 
 def append_at_once(patch: Patch) -> None:
     def without(tx: BatchTransaction, rows: Any, table: str, **_options: Any) -> None:
-        once = CommitId(tx.app_id, tx.sequence, {"token": tx._token}, 0)
+        once = CommitId(tx.app_id, tx.sequence, {"token": tx._opened.token}, 0)
         append(rows.sparkSession, Table(table, table, ""), lambda _: rows, once)
 
     patch.setattr(BatchTransaction, "append", without)

@@ -52,7 +52,7 @@ def bodies(rows: list[Row]) -> list[tuple[str]]:
 # -- threads and pools ---------------------------------------------------------------------------------------
 def marked(batch: DataFrame, tx: BatchTransaction) -> DataFrame:
     """Rows as ``effects`` makes them."""
-    return batch.selectExpr(TEXT, f"'{tx._token}' AS marker", f"{tx.sequence} AS sequence")
+    return batch.selectExpr(TEXT, f"'{tx._opened.token}' AS marker", f"{tx.sequence} AS sequence")
 
 
 def three(batch: DataFrame, tx: BatchTransaction, pipeline: dict[str, Any]) -> list[Callable[[], None]]:

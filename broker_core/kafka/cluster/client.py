@@ -65,7 +65,7 @@ class Client:
     # -- the cluster -----------------------------------------------------------------------------------------
 
     def cluster_id(self) -> str:
-        return self.cluster.metadata(()).cluster
+        return self.cluster.cluster_id or self.cluster.metadata(()).cluster
 
     def transaction_version(self) -> int:
         """2: an epoch for each transaction (KIP-890); 1 or 0: AddPartitions comes first."""

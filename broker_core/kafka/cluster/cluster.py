@@ -99,7 +99,7 @@ class Cluster:
     """Over a wire, from ``bootstrap`` endpoints on. Nothing is sent before the first question."""
 
     def __init__(self, wire: Wire, bootstrap: Sequence[NodeAddress], reconnect_s: float, time: Time) -> None:
-        self.nodes = Nodes(wire, bootstrap)
+        self.nodes, self.cluster_id = Nodes(wire, bootstrap), ""  # the id as the last answer said it
         self._reconnect_s = reconnect_s
         self._time = time
         self._topics: dict[str, tuple[port.TopicMetadata, float]] = {}  # and when it was asked for
@@ -138,7 +138,7 @@ class Cluster:
         self, topics: tuple[str, ...] | None, patience: Backoff | None = None
     ) -> port.MetadataAnswer:
         answer = self.anywhere(port.Metadata(topics), patience)
-        self.nodes.addresses = answer.nodes
+        self.nodes.addresses, self.cluster_id = answer.nodes, answer.cluster
         return answer
 
     def forget(self, name: str) -> None:
