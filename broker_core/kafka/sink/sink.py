@@ -142,7 +142,7 @@ class KafkaSink:
         return self._app(app_id) if there else None
 
     def identity(self, app_id: str) -> str:
-        """Returns which cluster answers, and which topic holds the app's ledger, made again or not."""
+        """Returns the ids of the cluster, and of the topic of the app's ledger: another one if made again."""
         topic = self._client.topic(self._app(app_id).decisions.log.topic)
         return f"{self._client.cluster_id()}/{topic.id.hex}"
 
