@@ -328,7 +328,7 @@ BUDGETS = {
     "broker_core/kafka": 9_783,
     "broker_core/message": 1_934,
     "broker_core/micro_batch": 2_170,
-    "broker_core/node": 3_740,
+    "broker_core/node": 3_739,
     "broker_core/routing": 2_583,
     "broker_core/server": 15_153,
     "broker_core/store": 4_145,

@@ -104,7 +104,9 @@ class ChannelCommits:
         rejects = sum(outcome == "reject" for _, _, outcome in transaction.settles)
         settles = PIECE_REJECTS if rejects >= MANY_REJECTS else PIECE_SETTLES
         refused = self._refused(transaction)
-        ends = list(self._ends(transaction, refused)) if refused or reaches_many_queues(transaction) else []
+        drops = bool(transaction.incoming) and transaction.entries * DROP > MANY_ENTRIES
+        many = refused or drops or reaches_many_queues(transaction)
+        ends = list(self._ends(transaction, refused)) if many else []
         if not ends and len(transaction.settles) <= settles:
             return [transaction]
         return _cut(transaction, ends, settles)
@@ -121,7 +123,8 @@ class ChannelCommits:
         """Where publishes to very many queues are cut. Queues that equal routes reach in a run are counted
         once, if no message is checked for room.
         """
-        each, weight = bool(transaction.incoming or self._state.virtual_hosts.limited), _weight(transaction)
+        each = bool(transaction.incoming or self._state.virtual_hosts.limited)
+        weight = DROP if transaction.incoming else 1
         seen: set[int] = set()
         entries = 0
         for place, (_, queues, _) in enumerate(transaction.publishes):
@@ -271,12 +274,8 @@ def cut_piece(whole: Transaction, publishes: list[Publish], settles: Sequence[Se
 
 def reaches_many_queues(transaction: Transaction) -> bool:
     """Whether it takes long to say which queue gets which of its messages."""
-    count, entries = len(transaction.publishes), transaction.entries * _weight(transaction)
+    count, entries = len(transaction.publishes), transaction.entries
     return count > 1 and entries > MANY_ENTRIES and entries >= MANY_QUEUES * count
-
-
-def _weight(transaction: Transaction) -> int:
-    return DROP if transaction.incoming else 1
 
 
 def _written(publishes: list[Publish]) -> Iterator[bool]:

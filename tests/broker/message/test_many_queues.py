@@ -95,3 +95,14 @@ def test_publishes_to_a_queue_that_drops_others_for_them_are_cut_into_small_comm
         sizes[name] = [len(piece.publishes) for piece in node.broker.channel_commits.pieces(transaction)]
     assert sizes["unbounded"] == [MANY_ENTRIES // 2]
     assert sum(sizes["bounded"]) == MANY_ENTRIES // 2 and max(sizes["bounded"]) <= MANY_ENTRIES // DROP
+
+
+def test_a_transaction_for_one_queue_with_a_maximum_length_is_no_larger_than_for_one_without(
+    node: Node,
+) -> None:
+    """It is one commit all the same, so it is not written to a segment for what it may drop."""
+    with node.channel() as channel:
+        channel.queue_declare("bounded", arguments={"x-max-length": 10})
+    transaction = gathered(node, INBOX_ROWS - 1, ["bounded"], atomic=True, properties=PERSISTENT)
+    node.broker.channel_commits.spill_large(transaction)
+    assert not transaction.spilled
