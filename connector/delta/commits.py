@@ -106,7 +106,7 @@ def once_more(once: CommitId, commit: Callable[[CommitId], T]) -> T:
 
 def put_back(spark: SparkSession, table: Table, once: CommitId) -> str:
     """What to do if a RESTORE has taken the commit of this batch out of its table; "" if none has."""
-    found = _status(spark, table, once.behind(0), fresh=True)
+    found = log.find_commit(log.commits(spark, table), once.behind(0).batch, once.decided_at_us)
     if not found.restored or found.version is None:
         return ""
     return (

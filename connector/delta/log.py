@@ -85,8 +85,8 @@ def commits(
 
 def _commit(version: int, lines: JavaObject) -> Commit:
     """The commitInfo of a commit, which is among its first lines."""
-    actions = map(_json_object, jvm.items(lines))
-    about: dict[str, Any] = next((each["commitInfo"] for each in actions if "commitInfo" in each), {})
+    found = (_json_object(line).get("commitInfo") for line in jvm.items(lines))
+    about: dict[str, Any] = next(filter(None, found), {})
     operation = _operation(about.get("operation", ""), about.get("operationParameters") or {})
     return Commit(version, int(about.get("timestamp", 0)), user_metadata(about), *operation)
 
