@@ -104,42 +104,51 @@ class Broker:
             files = TlsFiles(listeners.tls) if listeners.tls is not None else None
             self.vhosts = Vhosts(self.local, self.engines, self.accounts.changed, record)
             self.quotas.alarm = Alarm(self.local, directory, options.amqp_options.alarms)
-            # 3. Flight
+            # 3. the file in which clients find the broker, before they may take all that it may open
+            if directory:
+                undo.callback(_forget_endpoint, directory)
+                written = undo.enter_context(endpoint.new_endpoint(directory))
+            # 4. Flight, which does not listen yet
             parts = self.engines, self.local, self.logins, self.accounts, self.vhosts, self.quotas
             entrance = _connection_limit(self.logins, options, self.quotas.shares)
             self.server = FlightServer(id_, directory, *parts, entrance, lambda: [self.url, *self.amqp_urls])
             undo.callback(self.server.stop)
+            # 5. to 7.
+            self._open_listeners(options, files, undo)
+            # 8. Flight listens and serves at once
             self.host, self.port = options.host, self.server.listen(options.host, options.port, files)
             # what a certificate is for is a name of this host, and seldom loopback
             local_endpoint = (_reachable(self.host), self.port)
             if directory and files is not None:
                 local_endpoint = (LOOPBACK, self.server.listen(LOOPBACK, 0))
-            # 4. to 6.
-            self._open_listeners(options, files, undo)
             failpoint.here("launcher.open.listening")
-            # 7. clients find the broker
+            # 9. clients find the broker
             if directory:
-                endpoint.write_endpoint(directory, Endpoint(*local_endpoint, os.getpid(), id_, token))
+                endpoint.write_endpoint(written, Endpoint(*local_endpoint, os.getpid(), id_, token))
                 undo.callback(_forget_endpoint, directory)
+            # 10. AMQP and HTTP serve
+            for each in (self.amqp, self.http):
+                if each is not None:
+                    each.serve()
             self._open = undo.pop_all()
 
     def _open_listeners(
         self, options: ServeOptions, files: TlsFiles | None, undo: contextlib.ExitStack
     ) -> None:
-        """Steps 4 to 6: the listeners beside Flight."""
-        # 4. AMQP
+        """Steps 5 to 7: the listeners beside Flight, at which clients wait."""
+        # 5. AMQP
         parts = self.local, self.logins, self.directory, files, self.quotas
         self.amqp = _amqp_server(options, *parts)
         if self.amqp is not None:
-            self.amqp.start()
+            self.amqp.start(serves=False)
             self.accounts.changed.append(self.amqp.users_changed)
             self.vhosts.connections = self.amqp.connections_to
             undo.callback(self.amqp.stop)
-        # 5. certificates that change while the broker runs
+        # 6. certificates that change while the broker runs
         self._renewal = Renewal(files) if files is not None else None
         if self._renewal is not None:
             undo.callback(self._renewal.stop)
-        # 6. HTTP
+        # 7. HTTP
         listeners = options.listeners
         self.http = opening.started(
             *(listeners.http, listeners.open_metrics, files),

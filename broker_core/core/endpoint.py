@@ -13,6 +13,7 @@ import socket
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TextIO
 
 ENDPOINT = "endpoint.json"
 ID = "id"
@@ -61,18 +62,28 @@ def why_foreign(directory: str | os.PathLike[str]) -> str:
     )
 
 
-def write_endpoint(directory: str, endpoint: Endpoint) -> None:
-    """Writes a new file and renames it: a reader sees the old file or the new one."""
-    aside = Path(directory, f"{ENDPOINT}.{os.getpid()}")
+def new_endpoint(directory: str) -> TextIO:
+    """The file for ``write_endpoint``."""
+    aside = _aside(directory, os.getpid())
     aside.unlink(missing_ok=True)
     # a file that was there, or that another user could make, might be readable for others
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w") as file:
+    return open(aside, "x", opener=lambda path, flags: os.open(path, flags, 0o600))
+
+
+def write_endpoint(file: TextIO, endpoint: Endpoint) -> None:
+    """Writes the new file and renames it: a reader sees the old file or the new one."""
+    with file:
         file.write(json.dumps(asdict(endpoint)) + "\n")
-    aside.replace(Path(directory, ENDPOINT))
+    aside = Path(file.name)
+    aside.replace(aside.with_suffix(""))
+
+
+def _aside(directory: str, pid: int) -> Path:
+    return Path(directory, f"{ENDPOINT}.{pid}")
 
 
 def remove_endpoint(directory: str, pid: int) -> None:
+    _aside(directory, pid).unlink(missing_ok=True)
     found = read_endpoint(directory)
     if found is not None and found.pid == pid:
         Path(directory, ENDPOINT).unlink(missing_ok=True)

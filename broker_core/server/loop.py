@@ -24,6 +24,7 @@ class LoopThread(ABC):
     def __init__(self, name: str) -> None:
         self._name = name
         self._thread: threading.Thread | None = None
+        self._serves = threading.Event()
 
     @abstractmethod
     async def _listen(self) -> None:
@@ -33,9 +34,14 @@ class LoopThread(ABC):
     async def _end(self) -> None:
         """Takes no more clients, and ends those that there are."""
 
-    def start(self) -> None:
-        """Listens and serves in a thread of its own. Raises OptionError if an address cannot be used."""
+    def start(self, *, serves: bool = True) -> None:
+        """Listens, and serves in a thread of its own; else clients wait, and take no files, until ``serve``.
+        Raises OptionError if an address cannot be used.
+        """
+        if serves:
+            self.serve()
         started: Future[None] = Future()
+        self.loop = new_loop()
         self._thread = threading.Thread(target=self._run, args=(started,), name=self._name, daemon=True)
         self._thread.start()
         try:
@@ -45,11 +51,15 @@ class LoopThread(ABC):
             self._thread = None
             raise
 
+    def serve(self) -> None:
+        self._serves.set()
+
     def stop(self) -> bool:
         """Ends all clients, then the thread. Returns whether it had been started; it may be repeated."""
         thread, self._thread = self._thread, None
         if thread is None:
             return False
+        self.serve()
         asyncio.run_coroutine_threadsafe(self._end(), self.loop).result()
         self.loop.call_soon_threadsafe(self.loop.stop)
         thread.join()
@@ -57,7 +67,7 @@ class LoopThread(ABC):
 
     def _run(self, started: Future[None]) -> None:
         """``started`` gets the error of ``_listen``, or its success."""
-        self.loop = loop = new_loop()
+        loop = self.loop
         asyncio.set_event_loop(loop)
         try:
             try:
@@ -66,6 +76,7 @@ class LoopThread(ABC):
                 started.set_exception(error)
                 return
             started.set_result(None)
+            self._serves.wait()
             loop.run_forever()
         finally:
             asyncio.set_event_loop(None)

@@ -13,6 +13,9 @@ import http.client
 import os
 import resource
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,9 +23,10 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
+from bench.ports import free_ports
 from broker_core.client import channel as client_channel
 from broker_core.client.broker import BrokerClient
-from broker_core.core import errors, failpoint
+from broker_core.core import endpoint, errors, failpoint
 from broker_core.launcher import Broker
 from broker_core.message.properties import Properties
 from broker_core.node import upkeep
@@ -32,6 +36,7 @@ from broker_core.server.options import ServeOptions
 from broker_core.store.durable import DurableStore
 from tests.amqp_peer import Closed, Peer
 from tests.amqp_server import AmqpServed, serving
+from tests.progress import wait_until
 from tests.refused_calls import PASSING, RefusedCalls
 from tests.server.http.http_client import Api
 
@@ -421,3 +426,47 @@ def test_with_no_file_left_commits_and_reads_use_the_reserve_and_clients_come_in
             assert [data[:6] for _, data in peer.drain(1, "q")] == [b"000003"] * BIG
             assert peer.count(1, "small") == 400
             peer.end()
+
+
+FILES = 128
+
+
+def test_clients_that_connect_again_while_it_starts_take_it_no_file_that_it_needs(tmp_path: Path) -> None:
+    """They connect as soon as it listens, more of them than it may open files."""
+    ports, directory = free_ports(3), tmp_path / "data"
+    flight, amqp, web = (f"127.0.0.1:{port}" for port in ports)
+    command = [sys.executable, "-m", "txmq", "serve", "--data", str(directory)]
+    broker = subprocess.Popen(
+        [*command, "--listen", flight, "--amqp", amqp, "--http", web],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES)),
+    )
+    clients: list[socket.socket] = []
+    over = threading.Event()
+
+    def storm(port: int) -> None:
+        for _ in range(FILES):
+            while not over.is_set():
+                with contextlib.suppress(OSError):
+                    clients.append(socket.create_connection(("127.0.0.1", port), 1.0))
+                    break
+                over.wait(0.005)
+
+    threads = [threading.Thread(target=storm, args=(port,)) for port in ports]
+    for thread in threads:
+        thread.start()
+    try:
+        ready = directory / endpoint.ENDPOINT
+        wait_until(lambda: ready.exists() or broker.poll() is not None, "it serves")
+        wait_until(lambda: len(clients) >= FILES or broker.poll() is not None, "there are more than files")
+        assert broker.poll() is None
+        over.set()
+        for client in clients:
+            client.close()
+        with Peer(f"amqp://{amqp}").opened(1) as peer:
+            peer.call(1, Q.Declare(queue="a"), Q.DeclareOk)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+        broker.kill()
+        broker.wait()

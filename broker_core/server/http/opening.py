@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def started(
     addresses: Sequence[str], open_metrics: bool, tls: TlsFiles | None, *parts: Any, **more: Any
 ) -> HttpServer | None:
-    """The server that listens on ``addresses``; None for none. ``parts`` and ``more``: of ``Backend``.
-    Raises OptionError: a package is missing, or an address cannot be used.
+    """The server that listens on ``addresses``, and does not serve yet; None for none. ``parts`` and
+    ``more``: of ``Backend``. Raises OptionError: a package is missing, or an address cannot be used.
     """
     if not addresses:
         return None
@@ -35,5 +35,5 @@ def started(
     backend = Backend(*parts, **{**more, "certificate": tls})
     options = HttpOptions(open_metrics=open_metrics)
     server = HttpServer(backend, addresses, options=options, tls=tls)
-    server.start()
+    server.start(serves=False)
     return server

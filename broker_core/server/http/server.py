@@ -91,9 +91,9 @@ class HttpServer(LoopThread):
         ]
 
     # -- from any thread -------------------------------------------------------------------------------------
-    def start(self) -> None:
+    def start(self, *, serves: bool = True) -> None:
         try:
-            super().start()
+            super().start(serves=serves)
         except BaseException:
             for pool in (self._beside, self._waiting):
                 pool.shutdown(wait=False)

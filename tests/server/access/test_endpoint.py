@@ -80,7 +80,7 @@ def test_data_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_endpoint_file_is_read_as_written_and_removed_by_its_owner_only(tmp_path: Path) -> None:
     written = endpoint.Endpoint("127.0.0.1", 5, 77, "id")
-    endpoint.write_endpoint(str(tmp_path), written)
+    endpoint.write_endpoint(endpoint.new_endpoint(str(tmp_path)), written)
     assert endpoint.read_endpoint(str(tmp_path)) == written
     endpoint.remove_endpoint(str(tmp_path), 78)
     assert endpoint.read_endpoint(str(tmp_path)) == written

@@ -455,7 +455,8 @@ def test_old_endpoint_file_whose_port_another_broker_has_is_not_believed(
     served.start()
     embedded.mkdir()
     endpoint.write_endpoint(
-        str(embedded), endpoint.Endpoint("127.0.0.1", served.port, served.pid, "another id")
+        endpoint.new_endpoint(str(embedded)),
+        endpoint.Endpoint("127.0.0.1", served.port, served.pid, "another id"),
     )
     with BrokerClient(data=embedded) as client, BrokerClient(served.url) as other:
         fill(client, "mine", 1)
