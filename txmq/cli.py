@@ -45,7 +45,7 @@ from txmq.command.declare import (
     one_of,
     option,
 )
-from txmq.command.values import count
+from txmq.command.values import Misuse, count
 from txmq.doctor import command as doctor  # noqa: F401
 from txmq.output import Row, confirm, done, list_command, print_lines, report, script, show
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ended.exit_code
     except TxmqError as error:
         print_lines(f"txmq: {one_line(error)}", error=True)
-        return 1
+        return 2 if isinstance(error, Misuse) else 1
     except BrokenPipeError:  # the reader of the output (head) has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
@@ -171,7 +171,7 @@ def _commit(options: Options) -> int:
 )
 def _rollback(options: Options) -> int:
     if options.all == bool(options.xid):
-        raise OptionError("rollback takes an XID or --all", "`txmq tx list` lists the transactions")
+        raise Misuse("rollback takes an XID or --all", "`txmq tx list` lists the transactions")
     if options.all:
         return _rollback_all(options)
     _preview(options, "rollback")
@@ -265,6 +265,8 @@ def _unapplied(options: Options) -> int:
 def _skip(options: Options) -> int:
     from txmq.skip import skip, skip_rows, waiting
 
+    if options.to is None and not options.refused:
+        raise Misuse("--queue is for --refused", "add --refused, or name a directory with --to")
     parts = [
         f"{part['rows']} rows for {part['to']}"
         for part in waiting(engine_at(options), options.app)
@@ -283,8 +285,6 @@ def _skip(options: Options) -> int:
             f"to {where}, and applies the others"
         )
         return done(options, text, app=options.app, sequence=options.sequence, rows_to=to)
-    if options.to is None:
-        raise OptionError("--queue is for --refused", "add --refused, or name a directory with --to")
     files = skip(
         engine_at(options), options.app, options.sequence, options.to, options.table, lost=options.lost
     )

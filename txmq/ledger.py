@@ -13,7 +13,7 @@ from broker_core.core.errors import OptionError
 from broker_core.engine import LedgerEntry
 from txmq.address import ANY_BROKER, URL_VARIABLE, app_names, engine_at
 from txmq.command.declare import Options, argument, command, option
-from txmq.command.values import count
+from txmq.command.values import Misuse, count
 from txmq.output import Row, show
 
 COLUMNS = (
@@ -35,7 +35,7 @@ def ledger(options: Options) -> int:
     broker = options.data is not None or options.url is not None
     has_address = options.data is not None or options.url not in (None, os.environ.get(URL_VARIABLE))
     if has_address if options.table is not None else not broker:
-        raise OptionError("`txmq app ledger` shows one ledger", "give --url, --data or --table")
+        raise Misuse("`txmq app ledger` shows one ledger", "give --url, --data or --table")
     found = _of_table(options.table, options.app) if options.table else _of_engine(options)
     rows = [row for row in found if options.batch is None or row["sequence"] == options.batch]
     if not rows and options.table is None:

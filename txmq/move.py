@@ -22,12 +22,12 @@ from broker_core.broker.message.dead_letter import Reason
 from broker_core.client.broker import BrokerClient
 from broker_core.core import failpoint
 from broker_core.core.checks import MAX_NAME_BYTES
-from broker_core.core.errors import OptionError, QueueNotFound, RemoteProtocolError, ResourceLocked
+from broker_core.core.errors import QueueNotFound, RemoteProtocolError, ResourceLocked
 from broker_core.message.field_table import FieldReader, sized
 from broker_core.message.properties import check, raw_headers, with_raw_headers
 from txmq.address import BROKER, client_at, queue_names
 from txmq.command.declare import YES, Options, argument, command, one_of, option
-from txmq.command.values import count
+from txmq.command.values import Misuse, count
 from txmq.output import confirm, done
 
 REASONS = get_args(Reason)
@@ -91,7 +91,7 @@ class MessageSelection:
 )
 def _move(options: Options) -> int:
     if options.to == options.queue:
-        raise OptionError(f"--to is {options.to!r}, the queue itself", "name another queue")
+        raise Misuse(f"--to is {options.to!r}, the queue itself", "name another queue")
     client = client_at(options)
     targets = _Targets(client)
     has = targets.has if options.to is None else None

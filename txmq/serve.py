@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker_core.core.address import DEFAULT_AMQP, DEFAULT_AMQPS, NO_AMQP, parse_listen
-from broker_core.core.errors import OptionError
 from broker_core.message.message import MAX_BODY_BYTES
 from txmq.command.declare import Options, command
+from txmq.command.values import Misuse
 from txmq.serve_options import serve_options, with_given
 
 if TYPE_CHECKING:
@@ -44,9 +44,7 @@ def options_of(args: Options) -> ServeOptions:
     amqp = () if NO_AMQP in args.amqp else args.amqp or (DEFAULT_AMQP,)
     handlers = load(args.handler, args.handler_option)
     if handlers and not (amqp or amqps):
-        raise OptionError(
-            "--handler needs an AMQP listener, and there is none", f"leave out --amqp {NO_AMQP}"
-        )
+        raise Misuse("--handler needs an AMQP listener, and there is none", f"leave out --amqp {NO_AMQP}")
     listeners = ListenerOptions(tls, amqps)
     options = ServeOptions(host, port, amqp, handlers=handlers, users=users, listeners=listeners)
     return with_given(options, args)
@@ -56,17 +54,15 @@ def _check_sizes(args: Options) -> None:
     """Raises OptionError."""
     body, frame, buffer = args.max_message_size, args.frame_max, args.connection_bytes
     if body is not None and body > MAX_BODY_BYTES:
-        raise OptionError(f"--max-message-size is {body}", f"give at most {MAX_BODY_BYTES} bytes")
+        raise Misuse(f"--max-message-size is {body}", f"give at most {MAX_BODY_BYTES} bytes")
     if frame is not None and not LEAST_FRAME <= frame <= MOST_FRAME:
-        raise OptionError(
-            f"--frame-max is {frame}", f"give at least {LEAST_FRAME} and at most {MOST_FRAME} bytes"
-        )
+        raise Misuse(f"--frame-max is {frame}", f"give at least {LEAST_FRAME} and at most {MOST_FRAME} bytes")
     if args.channel_max is not None and args.channel_max > 65_535:
-        raise OptionError(f"--channel-max is {args.channel_max}", "AMQP has at most 65535")
+        raise Misuse(f"--channel-max is {args.channel_max}", "AMQP has at most 65535")
     largest = body or MAX_BODY_BYTES
     least = largest + (frame or FRAME_MAX)
     if buffer is not None and buffer < least:
-        raise OptionError(
+        raise Misuse(
             f"--connection-bytes is {buffer}, which has no room for one message of {largest} bytes",
             f"give at least {least}, or a smaller --max-message-size",
         )
@@ -77,11 +73,11 @@ def _tls(args: Options) -> TlsOptions | None:
     from broker_core.server.tls import TlsOptions
 
     if bool(args.tls_cert) != bool(args.tls_key):
-        raise OptionError("one of --tls-cert and --tls-key is missing", "give both, or none of them")
+        raise Misuse("one of --tls-cert and --tls-key is missing", "give both, or none of them")
     if args.tls_cert:
         return TlsOptions(args.tls_cert, args.tls_key)
     if args.tls_ca or args.tls_verify_peer or set(args.amqps) - {NO_AMQP}:
-        raise OptionError(
+        raise Misuse(
             "--tls-ca, --tls-verify-peer or --amqps is given without a certificate",
             "give --tls-cert and --tls-key too",
         )

@@ -6,9 +6,9 @@ Not here: the rules (``broker_core/broker/topology/virtual_hosts.py``).
 from __future__ import annotations
 
 from broker_core.client.accounts import RemoteVhosts
-from broker_core.core.errors import OptionError
 from txmq.address import BROKER, client_at
 from txmq.command.declare import YES, Options, argument, command, option
+from txmq.command.values import Misuse
 from txmq.output import confirm, done, list_command
 
 LIMITS = {
@@ -49,7 +49,7 @@ def _limit(options: Options) -> int:
     vhosts, limits = _vhosts(options), _limits(options)
     if set(limits.values()) == {None}:
         names = ", ".join(each.opts[0] for each in LIMIT_OPTIONS)
-        raise OptionError("no limit is named", f"give one of {names}; -1 for none")
+        raise Misuse("no limit is named", f"give one of {names}; -1 for none")
     vhosts.limit_vhost(options.name, **limits)
     return done(options, f"changed the limits of virtual host {options.name}", vhost=options.name)
 

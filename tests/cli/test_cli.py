@@ -52,10 +52,10 @@ def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(_run(capsys, *arguments, "--json"))
 
 
-def _fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    code = cli.main(arguments)
+def _fails(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 1) -> str:
+    found = cli.main(arguments)
     captured = capsys.readouterr()
-    assert (code, captured.out) == (1, "")
+    assert (found, captured.out) == (code, "")
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("txmq: [TXMQ_")
     return captured.err
@@ -472,16 +472,33 @@ def test_wrong_command_line_is_exit_code_2(arguments: list[str], capsys: pytest.
         ("queue list --url http://h:1", "it must be txmq://[user:password@]host:port"),
         ("queue list --url txmq://h:99999", "'txmq://h:99999'; its port must be a number"),
         ("serve --data d --listen nowhere", "--listen is 'nowhere'; it must be HOST:PORT"),
-        (
-            "message publish --queue q --exchange e --url txmq://h:1 x",
-            "--queue was given with --exchange or --routing-key",
-        ),
     ],
 )
 def test_wrong_value_is_one_line_that_names_it(
     command: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert text in _fails(capsys, *command.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("message publish --queue q --exchange e x", "--queue was given with --exchange or --routing-key"),
+        ("message publish --queue q --transient --property delivery_mode=2 x", "with another delivery_mode"),
+        ("tx rollback", "rollback takes an XID or --all"),
+        ("vhost limit v", "no limit is named"),
+        ("app skip a 1 --queue q", "--queue is for --refused"),
+        ("message move a --to a", "--to is 'a', the queue itself"),
+        ("broker backup d --data e --to f", "both DIR and --data are given"),
+        ("serve --data d --tls-cert c", "one of --tls-cert and --tls-key is missing"),
+        ("serve --data d --frame-max 1", "--frame-max is 1: give at least 4096"),
+    ],
+)
+def test_a_command_line_that_is_wrong_without_its_broker_has_an_exit_code_of_its_own(
+    command: str, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TXMQ_URL", "txmq://127.0.0.1:1")  # where nothing listens
+    assert text in _fails(capsys, *command.split(), code=2)
 
 
 def test_settings_come_from_a_file_and_are_for_kafka(

@@ -66,7 +66,6 @@ def test_copies_go_to_a_list_of_routing_keys(
         (("--header", f"n={1 << 70}"), "a property does not fit"),
         (("--header", f"{'k' * 300}=1"), "a property does not fit"),
         (("--header", "k=\udc80"), "a property does not fit"),
-        (("--transient", "--property", "delivery_mode=2"), "--transient"),
     ],
 )
 def test_a_property_that_does_not_fit_is_one_error(

@@ -54,7 +54,7 @@ def test_virtual_hosts_of_a_directory(shell: Shell, directory: str) -> None:
         assert shell.code("queue", "list", *data, "--vhost", wrong) == 1 and why in shell.error
     assert shell.code("vhost", "delete", "/", "--yes", *data) == 1 and "cannot be deleted" in shell.error
     assert shell.code("vhost", "limit", "a/b", "--max-queues", "-2", *data) == 1
-    assert shell.code("vhost", "limit", "a/b", *data) == 1
+    assert shell.code("vhost", "limit", "a/b", *data) == 2
     assert "no limit is named" in shell.error and "one of --max-queues, --max-connections" in shell.error
     shell.run("vhost", "limit", "a/b", "--max-queues", "-1", *data)
 

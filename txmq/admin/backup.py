@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from broker_core.core.errors import OptionError
 from txmq.address import ANY_BROKER, client_at
 from txmq.command.declare import Options, argument, command, option
+from txmq.command.values import Misuse
 from txmq.output import done
 
 
@@ -25,10 +25,10 @@ def _backup(options: Options) -> int:
 
     if options.directory is not None:
         if options.data is not None:
-            raise OptionError("both DIR and --data are given", "give one of them")
+            raise Misuse("both DIR and --data are given", "give one of them")
         options.data, options.url = options.directory, None
     if options.data is None and options.url is None:
-        raise OptionError("no broker is named", "give DIR, or --url of a broker elsewhere")
+        raise Misuse("no broker is named", "give DIR, or --url of a broker elsewhere")
     report = backup(client_at(options).address, options.to, options.timeout)
     size = f"{report.files} files, {report.size_bytes / 1e6:.1f} MB"
     text = f"{report.directory}: {size}; check it with `txmq broker verify`"

@@ -16,7 +16,7 @@ from broker_core.core.errors import LocalProtocolError, OptionError
 from broker_core.message.properties import NAMES, Properties
 from txmq.address import BROKER, admin_at, queue_names
 from txmq.command.declare import Options, argument, command, option
-from txmq.command.values import key_and_value
+from txmq.command.values import Misuse, key_and_value
 from txmq.output import done
 
 NUMBERS = ("delivery_mode", "priority", "timestamp")
@@ -61,7 +61,7 @@ def _property(text: str) -> tuple[str, str | int]:
 )
 def _publish(options: Options) -> int:
     if options.queue is not None and (options.exchange or options.routing_key):
-        raise OptionError(
+        raise Misuse(
             "--queue was given with --exchange or --routing-key",
             "use --queue alone, for the default exchange and this routing key",
         )
@@ -77,7 +77,7 @@ def _properties(options: Options) -> bytes:
     """Raises OptionError."""
     fields: dict[str, Any] = dict(options.property)
     if options.transient and fields.get("delivery_mode", 1) != 1:
-        raise OptionError("--transient was given with another delivery_mode", "give one of them")
+        raise Misuse("--transient was given with another delivery_mode", "give one of them")
     fields.setdefault("delivery_mode", 1 if options.transient else 2)
     try:
         return Properties(headers=dict(options.header), **fields).encode()

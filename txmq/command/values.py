@@ -7,10 +7,16 @@ from collections.abc import Callable
 
 import click
 
+from broker_core.core.errors import OptionError
+
 LEAST_HOURS = 1.0  # times of attempts are as coarse
 MOST_HOURS = 1_000_000  # more than a century
 MOST = 1_000_000_000  # of seconds 31 years: a clock and a wait take them
 MOST_BYTES = 1 << 53  # JSON has such numbers
+
+
+class Misuse(OptionError):
+    """The command line alone is wrong: exit code 2."""
 
 
 def _within(
