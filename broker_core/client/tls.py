@@ -88,6 +88,8 @@ def refusal(address: Address) -> Refusal:
             )
         except (ssl.SSLEOFError, ConnectionResetError):
             return _CLOSED
+        except TimeoutError:
+            return _SILENT
         except ssl.SSLError as error:
             reason = error.reason or str(error)
             if reason in _NO_TLS:
@@ -104,12 +106,17 @@ _CLOSED = Refusal(
 )
 
 
+_SILENT = Refusal("it accepts connections and answers nothing: try again, or restart it", certain=False)
+
+
 def _without_tls(plain: socket.socket) -> Refusal:
     """Asks whether the other side has TLS. Nothing is sent but the handshake."""
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     try:
         anybody.wrap_socket(plain).close()
+    except TimeoutError:
+        return _SILENT
     except OSError as error:
         why = "no broker answers there: give the port of --listen, not of --amqp or --http, or try again"
         return Refusal(why if getattr(error, "reason", "") in _NO_TLS else "", certain=False)

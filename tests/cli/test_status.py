@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import socket
 from pathlib import Path
 
 import pika
@@ -105,6 +106,9 @@ def test_no_broker_is_exit_code_4_and_none_is_started(shell: Shell, tmp_path: Pa
         (tmp_path / "data" / "endpoint.json").write_text(text.replace(str(broker.port), str(other.port)))
         assert shell.code("status", "--data", str(tmp_path / "data")) == 4
     assert shell.code("status", "--data", str(tmp_path / "nothing")) == 1
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # as of a broker that is stopped
+        assert shell.code("status", "--url", f"txmq://127.0.0.1:{silent.getsockname()[1]}") == 4
+    assert "it accepts connections and answers nothing: try again, or restart it" in shell.error
 
 
 def test_it_needs_a_tag(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
