@@ -234,6 +234,12 @@ def test_a_directory_with_other_files_is_a_problem_and_one_above_it_is_not(tmp_p
     assert found_in(tmp_path / "data")["directory"][0] == "ok"
 
 
+def test_a_name_that_no_file_system_takes_is_a_problem_with_another_as_its_remedy(tmp_path: Path) -> None:
+    state, text, advice = found_in(tmp_path / ("a" * 10_000))["directory"]
+    assert state == "problem" and text.endswith("File name too long")
+    assert advice == "name another directory with --data"
+
+
 def test_a_directory_that_cannot_be_written_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

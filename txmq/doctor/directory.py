@@ -39,13 +39,14 @@ ANOTHER = "name another directory with --data"
 
 
 def directory(data: str) -> Iterator[Finding]:
-    path = Path(os.path.abspath(data))
+    path = place = Path(os.path.abspath(data))
     try:
         place = next(each for each in (path, *path.parents) if each.exists())
         check(place, foreign=place == path)
     except (OSError, DataDirectoryInvalid) as error:
         text = error.message if isinstance(error, DataDirectoryInvalid) else f"{path}: {error.strerror}"
         denied = not os.access(place, os.R_OK | os.W_OK) or (place.is_dir() and not os.access(place, os.X_OK))
+        denied = denied and getattr(error, "errno", None) != errno.ENAMETOOLONG
         yield problem("directory", text, f"let {_me()} write there, or {ANOTHER}" if denied else ANOTHER)
         return
     yield ok("directory", f"{path} " + ("can be written" if path.exists() else f"can be made in {place}"))
