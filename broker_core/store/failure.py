@@ -49,10 +49,12 @@ def disk_full(path: Path, what: object) -> DiskFull:
         free = f"{state.f_bavail * state.f_frsize} bytes free"
     except OSError:
         free = "free space unknown"
+    too_large = what == os.strerror(errno.EFBIG)
+    remedy = "raise the limit of a file's size (ulimit -f)" if too_large else "free some space"
     return DiskFull(
-        f"no space to write to {path}, file system {_mount_point(path)}, {free}: free some space, then start "
-        "the broker again. Nothing of this commit was acknowledged, and all that was acknowledged before is "
-        f"safe ({what})"
+        f"no space to write to {path}, file system {_mount_point(path)}, {free}: {remedy}, then start the "
+        "broker again. Nothing of this commit was acknowledged, and all that was acknowledged before is safe "
+        f"({what})"
     )
 
 
@@ -173,9 +175,8 @@ def store_error(error: BaseException, directory: Path) -> StoreError:
     if isinstance(error, sqlite3.Error):
         return _of_sqlite(error, directory / "catalog.db")
     if isinstance(error, OSError) and error.errno in _FULL:
-        return disk_full(
-            Path(error.filename) if isinstance(error.filename, str) else directory, error.strerror
-        )
+        path = Path(error.filename) if isinstance(error.filename, str) else directory
+        return disk_full(path, error.strerror)
     if isinstance(error, OSError) and error.errno == errno.EROFS:
         return _read_only(directory)
     text = one_line(error) or type(error).__name__

@@ -90,6 +90,7 @@ LONG = Path("/var/lib/" + "a-long-name-of-a-directory/" * 6)
     ("error", "told"),
     [
         (disk_full(LONG, "database or disk is full"), ("no space to write to", "free some space")),
+        (store_error(OSError(errno.EFBIG, "File too large"), LONG), ("no space to write", "(ulimit -f)")),
         (store_error(OSError(errno.EROFS, "Read-only"), LONG), ("read-only", "make the file system")),
         (store_error(OSError(errno.EIO, "Input/output error"), LONG), ("a write to the data directory",)),
         (errors.ResourceShortage(f"{LONG} cannot be used now", "try again"), ("cannot be used", "try again")),
