@@ -219,10 +219,16 @@ class DecidedBatch:
                 f"of batch {self.entry.sequence} can be left out",
                 target.UNAPPLIED,
             )
-        if changes:
-            ready = tables.check_change(spark, table, schema, target.change_of(parts[0])).ready
-        else:
-            ready = tables.check_append(spark, table, schema, _writing(parts)).ready
+        try:
+            if changes:
+                ready = tables.check_change(spark, table, schema, target.change_of(parts[0])).ready
+            else:
+                ready = tables.check_append(spark, table, schema, _writing(parts)).ready
+        except OptionError as error:  # its advice is for a function that has not been decided
+            raise NotApplied(
+                f"{error.summary}, of batch {self.entry.sequence}, which is decided; its rows are kept",
+                f"repair the table and start the query again, or {target.UNAPPLIED}",
+            ) from None
         # rows that were published stay published, even if an operator names another place now
         refused: RefusedRows = RefusedFile(to, self.entry, parts[0], once)
         if to.startswith(TO_QUEUE) or target.refused_rows(parts) is not None:

@@ -44,8 +44,9 @@ class RefusedLetters:
 
     def keep(self, _rows: pa.Table, refused: dict[int, str], frame: DataFrame | None) -> set[int]:
         """Publishes the rows of ``frame``, unless another driver was first; the numbers of those that are
-        published. Raises Unroutable.
+        published. Raises QueueNotFound, Unroutable.
         """
+        self._engine.logs([self._queue])
         entry, token, staged = self._entry, uuid.uuid4().hex, []
         if frame is not None:
             header = BranchHeader(token, uuid.uuid4().hex, "publish", {})

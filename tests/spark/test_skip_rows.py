@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from broker_core.core import failpoint
-from broker_core.core.errors import NotApplied, OptionError, Unroutable, cause
+from broker_core.core.errors import NotApplied, OptionError, QueueNotFound, cause
 from broker_core.engine import Engine
 from broker_core.engines import connect
 from broker_core.message.properties import Properties
@@ -131,6 +131,29 @@ def test_no_row_of_an_overwrite_is_left_out_because_that_would_delete_what_it_re
     assert not (tmp_path / "skipped").exists()
 
 
+def test_a_table_that_lost_a_column_of_decided_rows_is_to_be_repaired(rig: Any, tmp_path: Path) -> None:
+    by_name = "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    rig.spark.sql(f"CREATE OR REPLACE TABLE kept_lost (v STRING, w STRING) USING delta {by_name}")
+    rig.declare("in")
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        tx.append(batch.selectExpr("CAST(body AS STRING) AS v", "'w' AS w"), "kept_lost")
+
+    def altered(batch: DataFrame, tx: BatchTransaction) -> None:
+        fn(batch, tx)
+        rig.spark.sql("ALTER TABLE kept_lost RENAME COLUMN w TO x")
+
+    rig.publish("in", "a")
+    require_stopped(rig, altered, NotApplied)
+    (part,) = rig.broker.engine.unapplied("app")[0].to_apply
+    rig.broker.engine.note("app", 1, part.branches, "rows_to", str(tmp_path / "skipped"))
+    text = require_stopped(rig, fn, NotApplied)
+    assert "has no column 'w', of batch 1" in text and "repair the table and start the query again" in text
+    rig.spark.sql("ALTER TABLE kept_lost RENAME COLUMN x TO w")
+    run(rig, fn)
+    assert [tuple(row) for row in rig.spark.table("kept_lost").collect()] == [("a", "w")]
+
+
 # app -> the failpoint at which its driver is killed
 KILLED = {
     "file-evaluated": "rows.evaluated",
@@ -243,7 +266,7 @@ def test_rows_go_to_a_queue_that_is_there_or_the_command_is_refused(
     assert json.loads(capsys.readouterr().out)["rows_to"] == "queue:gone"
     with rig.broker.channel() as channel:
         channel.queue_delete("gone")
-    assert "reach no queue" in require_stopped(rig, altered, Unroutable)
+    assert "no queue 'gone' in vhost '/': declare it first" in require_stopped(rig, altered, QueueNotFound)
     assert rig.rows_in("kept_queue") == [] and len(rig.broker.engine.unapplied("app")) == 1
     rig.declare("gone")
     run(rig, altered)
