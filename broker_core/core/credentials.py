@@ -63,7 +63,9 @@ class Credentials:
                 raise OptionError(f"option {option!r} has an invalid character", "leave it out")
         if not self.token.isascii() or any(each.isspace() for each in self.token):
             raise OptionError("option 'token' has an invalid character", "leave it out")
-        ca, cert, key = (_absolute(path) for path in (self.tls_ca, self.tls_cert, self.tls_key))
+        # a task may run in another directory than its driver
+        files = (self.tls_ca, self.tls_cert, self.tls_key)
+        ca, cert, key = (path and os.path.abspath(os.path.expanduser(path)) for path in files)
         return Credentials(self.user, password, "", self.token, ca, cert, key)
 
 
@@ -78,8 +80,3 @@ def read_secret(path: str, option: str) -> str:
     if not secret:
         raise OptionError(f"{option} is {path!r}, which is empty", "write the password into it")
     return secret
-
-
-def _absolute(path: str) -> str:
-    """A task may run in another directory than its driver."""
-    return os.path.abspath(os.path.expanduser(path)) if path else ""

@@ -64,7 +64,7 @@ def why_foreign(directory: str | os.PathLike[str]) -> str:
 
 def new_endpoint(directory: str) -> TextIO:
     """The file for ``write_endpoint``."""
-    aside = _aside(directory, os.getpid())
+    aside = Path(directory, f"{ENDPOINT}.{os.getpid()}")
     aside.unlink(missing_ok=True)
     # a file that was there, or that another user could make, might be readable for others
     return open(aside, "x", opener=lambda path, flags: os.open(path, flags, 0o600))
@@ -78,12 +78,8 @@ def write_endpoint(file: TextIO, endpoint: Endpoint) -> None:
     aside.replace(aside.with_suffix(""))
 
 
-def _aside(directory: str, pid: int) -> Path:
-    return Path(directory, f"{ENDPOINT}.{pid}")
-
-
 def remove_endpoint(directory: str, pid: int) -> None:
-    _aside(directory, pid).unlink(missing_ok=True)
+    Path(directory, f"{ENDPOINT}.{pid}").unlink(missing_ok=True)
     found = read_endpoint(directory)
     if found is not None and found.pid == pid:
         Path(directory, ENDPOINT).unlink(missing_ok=True)

@@ -226,7 +226,8 @@ def _plain(value: object, tail: bytearray) -> object:
         return [_plain(item, tail) for item in value]
     if isinstance(value, collections.abc.Mapping):
         plain = {str(key): _plain(item, tail) for key, item in value.items()}
-        return {"$map": plain} if _is_marked(plain) else plain
+        # {"$bytes": ...} are bytes, {"$map": ...} is a table that would look like them
+        return {"$map": plain} if len(plain) == 1 and not _MARKS.isdisjoint(plain) else plain
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name), tail) for field in dataclasses.fields(value)}
     if isinstance(value, Decimal) and isinstance(exponent := value.as_tuple().exponent, int):
@@ -234,11 +235,6 @@ def _plain(value: object, tail: bytearray) -> object:
     raise errors.LocalProtocolError(
         f"a value of type {type(value).__name__} cannot cross to the broker: {value!r}"
     )
-
-
-def _is_marked(value: dict[str, object]) -> bool:
-    """``{"$bytes": ...}`` are bytes, ``{"$map": ...}`` is a table that would look like them."""
-    return len(value) == 1 and not _MARKS.isdisjoint(value)
 
 
 def _decimal(unscaled: object, scale: object) -> Decimal:

@@ -182,7 +182,8 @@ def _users(queue: Queue, channels: OpenChannels) -> Iterator[str]:
         who = f"{_short(holder.client) or holder.listener} of user '{_short(holder.user)}'"
         where = f" at {holder.address}" if holder.address else " in the broker's process"
         close = f" (`txmq connection close {quote(printable(holder.id))}`)" if holder.id else ""
-        yield f"{who}{where} since {_time(holder.since_us)}{close}"
+        since = datetime.fromtimestamp(holder.since_us // 1_000_000, timezone.utc)
+        yield f"{who}{where} since {since:%Y-%m-%d %H:%M:%S} UTC{close}"
 
 
 def _used(channel: Channel) -> Iterator[Queue]:
@@ -201,7 +202,3 @@ def _names(queue: Queue, prepared: Mapping[str, Transaction]) -> Iterator[str]:
 def _short(text: str) -> str:
     plain = printable(text)
     return plain if len(plain) <= _SHORT else f"{plain[:_SHORT]}..."
-
-
-def _time(us: int) -> str:
-    return datetime.fromtimestamp(us // 1_000_000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

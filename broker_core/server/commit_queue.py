@@ -339,9 +339,8 @@ class CommitQueue:
             self._answer(waiting, then)  # 3. answer
         elif waiting.missing is not None:
             waiting.gate = None
-            self.aside(
-                partial(self._broker.committer.load, waiting), partial(self._loaded_for, waiting, then)
-            )
+            load = partial(self._broker.committer.load, waiting)
+            self.aside(load, lambda *_: self._again(waiting, then))
         else:  # in a later group, or behind another one
             waiting.gate = waiting.gate or self._gates.of(waiting)
             self._elsewhere[waiting] = then
@@ -359,9 +358,6 @@ class CommitQueue:
             _call(*line.popleft())
         if line is not None and not line:
             del self._unanswered[waiting.origin]
-
-    def _loaded_for(self, waiting: Waiting, then: Then, _answer: object, _error: object) -> None:
-        self._again(waiting, then)
 
     def dispatch(self, queue: Queue | None) -> None:
         """Dispatch at once if consumers may take messages of this queue."""

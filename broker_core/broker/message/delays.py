@@ -32,15 +32,12 @@ _AT_ONCE = 0
 _DEATH = b"\x07x-death"  # in a dead letter, which is no duplicate
 
 
-def _delay_us(properties: bytes) -> int:
-    return delay_ms(properties) * 1000
-
-
 class Delays(DueEntries):
     """``unroutable``: messages since the start that reached no queue when they were due."""
 
     def __init__(self, blocks: Blocks, messages: Messages) -> None:
-        super().__init__(blocks, _delay_us, cost=3)  # each is routed: 512 hold the others up for 18 ms
+        # each is routed: 512 hold the others up for 18 ms
+        super().__init__(blocks, lambda properties: delay_ms(properties) * 1000, cost=3)
         self._messages = messages
         self.unroutable = Tally(blocks.undo)
 

@@ -111,15 +111,11 @@ def _together(
 ) -> dict[str, object]:
     both = {**second, **first}
     for name in second.keys() & first.keys():
-        if name in lowest:
-            limits = [value for value in (first[name], second[name]) if _limits(value)]
+        if name in lowest:  # a delivery limit below 0 is none
+            limits = [value for value in (first[name], second[name]) if _number(value) >= 0]
             both[name] = min(limits, key=_number, default=first[name])
     return both
 
 
 def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _limits(value: object) -> bool:
-    return _number(value) >= 0  # a delivery limit below 0 is none

@@ -51,7 +51,7 @@ class Vhosts(Auditor):
                 name,
                 sum(not queue.replies for queue in queues),
                 self.connections(name),
-                sum(self._broker.map_under_lock(queues, _messages)),
+                sum(self._broker.map_under_lock(queues, lambda queue: queue.messages)),
                 *(_limit_or_none(getattr(limits, limit)) for limit in LIMITS),
             )
             for name, queues, limits in sorted(found, key=itemgetter(0))
@@ -149,10 +149,6 @@ class Vhosts(Auditor):
         for notify in self._changed:
             notify()
         self._broker.committer.listeners.tell_consumers()
-
-
-def _messages(queue: Queue) -> int:
-    return queue.messages
 
 
 def _limit_or_none(limit: int) -> int | None:

@@ -202,7 +202,7 @@ class Application:
             return _response(await found if isinstance(found, Awaitable) else found)
         loop = asyncio.get_running_loop()
         threads = self._waiting if route.waits else self._beside
-        return await loop.run_in_executor(threads, partial(_run, route, call))
+        return await loop.run_in_executor(threads, lambda: _response(route.answer(call)))
 
     def _refuse(self, request: Request, caller: Any, action: str, refusal: HttpRefusal) -> Response:
         if refusal.denied and caller is not None:
@@ -360,10 +360,6 @@ def _refusal_response(request: Request, refusal: HttpRefusal, *, page: bool) -> 
     if _has_body(request.headers):  # which may not have been read
         response.headers["connection"] = "close"
     return response
-
-
-def _run(route: Route, call: HttpCall) -> Response:
-    return _response(route.answer(call))
 
 
 def _response(found: object) -> Response:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from heapq import nlargest
 
@@ -217,12 +217,8 @@ def _per_object(call: HttpCall) -> Response:
     labels = [f'{{vhost="{_escaped(vhost)}",queue="{_escaped(name)}"}}' for (vhost, name), _ in chosen]
     for at, (family, help_, _) in enumerate(_OF_QUEUE):
         lines += [f"# HELP {family} {help_}", f"# TYPE {family} gauge"]
-        lines += _lines(family, labels, (values[at] for _, values in chosen))
+        lines += [f"{family}{label} {values[at]}" for label, (_, values) in zip(labels, chosen, strict=True)]
     return Response("\n".join([*lines, ""]), headers={"content-type": TEXT})
-
-
-def _lines(family: str, labels: Iterable[str], values: Iterable[int]) -> list[str]:
-    return [f"{family}{label} {value}" for label, value in zip(labels, values, strict=True)]
 
 
 def _escaped(text: str) -> str:

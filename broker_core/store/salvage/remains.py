@@ -50,16 +50,12 @@ def read_remains(path: Path, source: Path) -> Remains:
 
 def _read(path: Path, source: Path) -> Remains:
     connection = sqlite3.connect(path, isolation_level=None)
-    connection.text_factory = _text
+    # a damaged text does not stop the reading; its row does not match its checksum
+    connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
     try:
         return _Reader(path, source, connection).read()
     finally:
         connection.close()
-
-
-def _text(raw: bytes) -> str:
-    # a damaged text does not stop the reading; its row does not match its checksum
-    return raw.decode("utf-8", "surrogateescape")
 
 
 class _Reader:
@@ -123,7 +119,7 @@ class _Reader:
                     continue
                 except (TypeError, ValueError):
                     pass
-            own = _key_text(row[: key.count(",") + 1])
+            own = ", ".join(repr(value)[:60] for value in row[: key.count(",") + 1])
             self._lose(table, f"table {table}: the row with key {own} does not match its checksum")
 
     def _lose(self, table: str, text: str) -> None:
@@ -151,7 +147,3 @@ class _Reader:
             require_damage(error, self.path)
             return rows, error
         return rows, None
-
-
-def _key_text(key: Row) -> str:
-    return ", ".join(repr(value)[:60] for value in key)

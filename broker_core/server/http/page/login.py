@@ -85,12 +85,8 @@ def _asset(call: HttpCall) -> Response:
     return Response(content, headers=headers)
 
 
-def _home(call: HttpCall) -> Response:
-    return redirect(call, HOME)
-
-
 ROUTES = (
-    Route("GET", "/", "nobody", _home, "To the page", works=False, page=True),
+    Route("GET", "/", "nobody", lambda call: redirect(call, HOME), "To the page", works=False, page=True),
     Route("GET", "/ui/login", "nobody", _form, "The page: login", works=False, page=True),
     Route("POST", "/ui/login", "nobody", _log_in, "The page: log in", works=False, page=True),
     Route("POST", "/ui/logout", "management", _log_out, "The page: log out", works=False, page=True),
