@@ -77,7 +77,7 @@ class Releases:
                 "The app has gone on since then: use the checkpoint that is in use"
                 if followed
                 else "Start once more with a new checkpoint and onNewCheckpoint=resume: it continues at "
-                f"{brief(_ends(notes))}, after what is decided"
+                f"{brief(_ends(notes))}, after what is decided, or at the start of a queue declared anew"
             )
         )
 
