@@ -46,7 +46,9 @@ SPILL_ROWS = 16_384
 SPILL_BYTES = 4 * 1024 * 1024
 # So is, at its commit, one that reaches very many queues: a run of each takes less time than entries.
 MANY_ENTRIES, MANY_QUEUES = 10_000, 8  # of all messages, and of one on average
-DROP = 16  # as many entries as one of a queue with a maximum length, which may drop another
+# Others wait for a commit, so what costs more is cut: of an entry, of one that may drop another for a maximum
+# length, of one whose dead letter that makes, and of some bytes of its headers (a microsecond or so)
+COST, ENTRY, DROP, LETTER, HEADER_BYTES = 10_000, 4, 16, 64, 8
 PIECE_SETTLES, PIECE_REJECTS = 2_048, 512  # in one commit of what a channel gathered outside a transaction
 
 Call = tuple[str, int]  # of a channel that another process holds: its id, and the number of the call
@@ -104,9 +106,10 @@ class ChannelCommits:
         rejects = sum(outcome == "reject" for _, _, outcome in transaction.settles)
         settles = PIECE_REJECTS if rejects >= MANY_REJECTS else PIECE_SETTLES
         refused = self._refused(transaction)
-        drops = bool(transaction.incoming) and transaction.entries * DROP > MANY_ENTRIES
-        many = refused or drops or reaches_many_queues(transaction)
-        ends = list(self._ends(transaction, refused)) if many else []
+        letters = any(queue.arguments.dead_letters for queue in transaction.incoming)
+        weight = LETTER if letters else DROP if transaction.incoming else ENTRY
+        many = refused or letters or transaction.entries * weight > COST
+        ends = list(self._ends(transaction, refused, weight)) if many else []
         if not ends and len(transaction.settles) <= settles:
             return [transaction]
         return _cut(transaction, ends, settles)
@@ -119,22 +122,25 @@ class ChannelCommits:
         with self._committer.look as state:
             return {queue: state.messages.widest(queue) for queue in queues if queue.arguments.dead_letters}
 
-    def _ends(self, transaction: Transaction, refused: Mapping[Queue, int]) -> Iterator[int]:
-        """Where publishes to very many queues are cut. Queues that equal routes reach in a run are counted
-        once, if no message is checked for room.
+    def _ends(self, transaction: Transaction, refused: Mapping[Queue, int], weight: int) -> Iterator[int]:
+        """Where publishes are cut, each of whose entries costs ``weight``. Queues that equal routes reach in
+        a run are counted once, if no message is checked for room.
         """
         each = bool(transaction.incoming or self._state.virtual_hosts.limited)
-        weight = DROP if transaction.incoming else 1
         seen: set[int] = set()
-        entries = 0
-        for place, (_, queues, _) in enumerate(transaction.publishes):
-            whole = weight * len(queues) + (sum(refused.get(queue, 0) for queue in queues) if refused else 0)
-            more = whole if each or id(queues) not in seen else 1
-            if entries and entries + more > MANY_ENTRIES:
+        cost = 0
+        for place, (message, queues, _) in enumerate(transaction.publishes):
+            whole = weight * len(queues)
+            if refused:
+                whole += ENTRY * sum(refused.get(queue, 0) for queue in queues)
+            if weight == LETTER:
+                whole += len(message.properties) // HEADER_BYTES
+            more = whole if each or id(queues) not in seen else ENTRY
+            if cost and cost + more > COST:
                 yield place
-                entries, more = 0, whole
+                cost, more = 0, whole
                 seen.clear()
-            entries += more
+            cost += more
             seen.add(id(queues))
 
     @uninterrupted

@@ -69,7 +69,8 @@ class Dispatcher:
         if dispatched.settles:
             self._ticks.settle(dispatched.settles)
         if dispatched.due:
-            self._expire(dispatched.due)
+            due = dispatched.due
+            self._ticks.submit(lambda state, change, now: state.expiry.expire(change, now, due), _ignore)
         for queue, missing in dispatched.unread:
             self._load(queue, missing)
         for queue, error in dispatched.stuck:
@@ -130,9 +131,6 @@ class Dispatcher:
         self._stuck[queue] = f"{type(error).__name__}: {error}"
         logger.error("queue '%s' cannot be dispatched, and is tried again: %s", queue.name, error)
         self._loop.call_later(AGAIN_S, again)
-
-    def _expire(self, due: list[Queue]) -> None:
-        self._ticks.submit(lambda state, change, now: state.expiry.expire(change, now, due), _ignore)
 
 
 def _ignore(_answer: object, _error: BaseException | None) -> None:

@@ -29,7 +29,7 @@ Reason = Literal["rejected", "expired", "maxlen", "delivery_limit"]
 
 _HEADERS, _EXPIRATION = 0x20, 0x01  # in the first byte of the property flags
 # Bytes of a body that are copied while one of headers is decoded and encoded, or checked; few are not counted
-_DECODED, _CHECKED, _FEW = 64, 32, 256
+_DECODED, _CHECKED, _FEW = 256, 64, 256
 _COUNTED = 1024  # encoded headers that are kept
 _NO_KEYS: list[str] = []
 _new = tuple.__new__  # takes a third of the time of a NamedTuple's own

@@ -36,8 +36,8 @@ class Delays(DueEntries):
     """``unroutable``: messages since the start that reached no queue when they were due."""
 
     def __init__(self, blocks: Blocks, messages: Messages) -> None:
-        # each is routed: 512 hold the others up for 18 ms
-        super().__init__(blocks, lambda properties: delay_ms(properties) * 1000, cost=3)
+        # each is routed, to queues that may drop others
+        super().__init__(blocks, lambda properties: delay_ms(properties) * 1000, cost=2)
         self._messages = messages
         self.unroutable = Tally(blocks.undo)
 

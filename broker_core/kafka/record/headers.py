@@ -166,13 +166,10 @@ def _others(raw: bytes | None) -> list[Pair] | None:
     if raw is None or raw[:1] != b"S":
         return None
     try:
-        return [(_utf8(name), _bytes(value)) for name, value in json.loads(raw[5:])]
+        # to encode raises for half a surrogate, which JSON can have
+        return [(name.encode().decode(), _bytes(value)) for name, value in json.loads(raw[5:])]
     except _WRONG:
         return None
-
-
-def _utf8(name: str) -> str:
-    return name.encode().decode()  # raises for half a surrogate, which JSON can have
 
 
 def _bytes(value: Any) -> bytes | None:

@@ -10,7 +10,7 @@ from broker_core.broker.transaction.transaction import INBOX_ROWS, Transaction
 from broker_core.core.change import Change
 from broker_core.message.message import Message
 from broker_core.message.properties import Properties
-from broker_core.node.channel_commit import DROP, MANY_ENTRIES, MANY_QUEUES
+from broker_core.node.channel_commit import COST, DROP, ENTRY, HEADER_BYTES, LETTER, MANY_ENTRIES, MANY_QUEUES
 from tests.broker.conftest import Node, declared
 
 TRANSIENT, PERSISTENT = Properties(delivery_mode=1).encode(), Properties(delivery_mode=2).encode()
@@ -84,17 +84,27 @@ def test_many_messages_for_one_queue_are_written_if_they_must_survive(
     assert bool(transaction.publishes) != written and bool(transaction.entries) != written
 
 
-def test_publishes_to_a_queue_that_drops_others_for_them_are_cut_into_small_commits(node: Node) -> None:
-    """Each may cost as much as many that drop none, and others wait for the commit."""
+def test_publishes_are_cut_into_commits_of_about_the_same_cost(node: Node) -> None:
+    """Others wait for each commit. A queue that drops a message for each, and makes it a dead letter, costs as much as
+    many that do not, and so do long headers of dead letters.
+    """
+    dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "plain"}
     with node.channel() as channel:
+        channel.queue_declare("plain")
         channel.queue_declare("bounded", arguments={"x-max-length": 10})
-        channel.queue_declare("unbounded")
-    sizes = {}
-    for name in ("bounded", "unbounded"):
-        transaction = gathered(node, MANY_ENTRIES // 2, [name], atomic=False, properties=TRANSIENT)
-        sizes[name] = [len(piece.publishes) for piece in node.broker.channel_commits.pieces(transaction)]
-    assert sizes["unbounded"] == [MANY_ENTRIES // 2]
-    assert sum(sizes["bounded"]) == MANY_ENTRIES // 2 and max(sizes["bounded"]) <= MANY_ENTRIES // DROP
+        channel.queue_declare("dead", arguments={"x-max-length": 10, **dead})
+    long = Properties(delivery_mode=1, headers={"long": "x" * 10_000}).encode()
+    for name, properties, most in (
+        ("plain", TRANSIENT, COST // ENTRY),
+        ("plain", long, COST // ENTRY),
+        ("bounded", long, COST // DROP),
+        ("dead", TRANSIENT, COST // LETTER),
+        ("dead", long, COST // (LETTER + 10_000 // HEADER_BYTES)),
+    ):
+        count = 2 * most + 1
+        transaction = gathered(node, count, [name], atomic=False, properties=properties)
+        sizes = [len(piece.publishes) for piece in node.broker.channel_commits.pieces(transaction)]
+        assert sizes == [most, most, 1], name
 
 
 def test_a_transaction_for_one_queue_with_a_maximum_length_is_no_larger_than_for_one_without(

@@ -121,7 +121,7 @@ def test_rejects_of_a_later_tick_wait_for_those_that_are_left(
 def test_publishes_that_a_full_queue_dead_letters_to_very_many_queues_are_several_commits(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_commit, "MANY_ENTRIES", 100)
+    monkeypatch.setattr(channel_commit, "COST", 400)
     with peer(served.url, 1) as client:
         fanned(client, 20)
         arguments = {"x-max-length": 1, "x-overflow": "reject-publish-dlx", "x-dead-letter-exchange": "f"}

@@ -45,8 +45,8 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(purge, "PARTS", 10)
-    monkeypatch.setattr(channel_commit, "MANY_ENTRIES", 100)
-    monkeypatch.setattr(channel_commit, "DROP", 1)
+    for name, value in {"MANY_ENTRIES": 100, "COST": 100, "ENTRY": 1, "DROP": 1, "LETTER": 2}.items():
+        monkeypatch.setattr(channel_commit, name, value)
     for name in ("PIECE_SETTLES", "PIECE_REJECTS"):
         monkeypatch.setattr(channel_commit, name, 10)
 
