@@ -60,6 +60,7 @@ ADVICE: dict[str, str] = {
         ("The binding key must be an integer", "The binding key must be greater", "are mutually exclusive", "Unsupported property: ", "for arg '{name}': {_AS_HASHED}"),
         HASHED,
     ),
+    ", which is decided; its rows are kept": "tests/spark/test_skip_rows.py::test_a_table_that_lost_a_column_of_decided_rows_is_to_be_repaired",
     "has claimed damaged messages of": "tests/server/test_skip_damaged.py::test_what_an_app_has_claimed_is_not_taken_from_it",
     "only its stream consumes it": "tests/cli/test_cli.py::test_apps_are_listed_and_their_queues_released",
     "which say where app {app_id} is, were deleted": "tests/kafka/sink/test_sink.py::test_an_app_whose_topic_was_emptied_hides_no_other_app",
