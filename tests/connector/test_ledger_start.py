@@ -246,7 +246,7 @@ def test_txmq_ledger_shows_a_table_and_the_engine(
         (3, "in/0", 4, 6),
         (3, "in2/0", 0, 1),
     ]
-    assert main(["app", "ledger", APP]) == 1
+    assert main(["app", "ledger", APP]) == 2
     assert "give --url, --data or --table" in capsys.readouterr().err
     assert main(["app", "ledger", APP, "--table", str(tmp_path)]) == 1
     assert "there is no Delta table" in capsys.readouterr().err

@@ -217,7 +217,7 @@ def test_the_advice_of_the_refusal_makes_room(
         assert main([*words, "--yes", *where]) == 0 and " 0 " in capsys.readouterr().out
     assert by_flight(broker, MAN, "last") == ""
     for wrong in ([], ["x", "--all"]):
-        assert main(["tx", "rollback", *wrong, *where]) == 1
+        assert main(["tx", "rollback", *wrong, *where]) == 2
         assert "takes an XID or --all" in capsys.readouterr().err
 
 
