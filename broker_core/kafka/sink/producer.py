@@ -142,7 +142,10 @@ class ProducerTransaction:
         for log, (batch, _) in batches.items():
             # what was fetched for this transaction alone is stamped where it is
             data = batch if isinstance(batch, memoryview) and not batch.readonly else bytearray(batch)
-            lanes.setdefault(self._lane(log), {})[log] = data
+            # A node reads no request while it appends the one before it on the same connection, so logs take
+            # turns in several. Their first batches go together: with them the logs join the transaction.
+            lane = f"published {log.partition % LANES}" if self._sequences[log] else ""
+            lanes.setdefault(lane, {})[log] = data
             stamp(
                 data,
                 producer_id=self._producer.id,
@@ -158,12 +161,6 @@ class ProducerTransaction:
             self._sent.append((stamped.keys(), appended))
         for log, (_, rows) in batches.items():
             self._sequences[log] += rows
-
-    def _lane(self, log: TopicPartition) -> str:
-        """A node reads no request while it appends the one before it on the same connection, so logs take
-        turns in several. Their first batches go together: with them the logs join the transaction.
-        """
-        return f"published {log.partition % LANES}" if self._sequences[log] else ""
 
     def wait(self, logs: Collection[TopicPartition] | None = None) -> None:
         """Waits until everything that was sent to one of these logs is appended; None: to any."""

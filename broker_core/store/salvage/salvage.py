@@ -198,11 +198,9 @@ class _Salvage:
                 salvaged.append(record)
         if not self.remains.torn.isdisjoint(("run", "inbox")):
             self._unaccounted(salvaged, inbox, by_queue)
-        read = [row for row in inbox if self._is_read(row, found.unread)]
+        unread, queues = found.unread, self.queues
+        read = [row for row in inbox if not any((each, row.block_id, row.row) in unread for each in queues)]
         return _follow(salvaged, self.lost_offsets), _numbered(read)
-
-    def _is_read(self, row: InboxRow, unread: set[tuple[QueueId, BlockId, int]]) -> bool:
-        return not any((queue_id, row.block_id, row.row) in unread for queue_id in self.queues)
 
     def _lost_queues(self, inbox: Iterable[InboxRow]) -> list[Record]:
         """Returns records for queues with messages whose record is lost; leftovers in an intact catalog."""
