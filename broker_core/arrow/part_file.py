@@ -36,7 +36,8 @@ from broker_core.message.message import MESSAGE_SCHEMA
 END_MARK = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # Arrow IPC: continuation, length 0
 # bytes written since the last sync: enough to make the cost of a disk flush small
 EARLY_BYTES = 16 * 1024 * 1024
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+ROOM, LARGER = "free some space", "raise the limit of a file's size (ulimit -f)"
+FULL = {errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EFBIG: LARGER}  # what helps
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,5 +240,5 @@ class PartWriter:
             f"rows could not be written to {self._directory}: {error.strerror}; nothing of them was published"
         )
         if error.errno in FULL:
-            return DiskFull(f"{what}: free some space, then write them again")
+            return DiskFull(f"{what}: {FULL[error.errno]}, then write them again")
         return StoreFailed(f"{what}: check the disk, then write them again")

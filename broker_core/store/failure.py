@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+from broker_core.arrow.part_file import FULL, ROOM
 from broker_core.core.errors import (
     CorruptCatalog,
     DataDirectoryLocked,
@@ -22,7 +23,6 @@ from broker_core.core.errors import (
     one_line,
 )
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # they pass: the same call succeeds when others have closed files or freed memory, or an operator allows it
 PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EINTR}
 
@@ -43,14 +43,12 @@ def _mount_point(path: Path) -> Path:
     return path
 
 
-def disk_full(path: Path, what: object) -> DiskFull:
+def disk_full(path: Path, what: object, remedy: str = ROOM) -> DiskFull:
     try:
         state = os.statvfs(path)
         free = f"{state.f_bavail * state.f_frsize} bytes free"
     except OSError:
         free = "free space unknown"
-    too_large = what == os.strerror(errno.EFBIG)
-    remedy = "raise the limit of a file's size (ulimit -f)" if too_large else "free some space"
     return DiskFull(
         f"no space to write to {path}, file system {_mount_point(path)}, {free}: {remedy}, then start the "
         "broker again. Nothing of this commit was acknowledged, and all that was acknowledged before is safe "
@@ -157,7 +155,7 @@ def full_disk_named(directory: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise store_error(error, Path(directory)) from error
         raise
 
@@ -174,9 +172,9 @@ def store_error(error: BaseException, directory: Path) -> StoreError:
         return error
     if isinstance(error, sqlite3.Error):
         return _of_sqlite(error, directory / "catalog.db")
-    if isinstance(error, OSError) and error.errno in _FULL:
+    if isinstance(error, OSError) and error.errno in FULL:
         path = Path(error.filename) if isinstance(error.filename, str) else directory
-        return disk_full(path, error.strerror)
+        return disk_full(path, error.strerror, FULL[error.errno])
     if isinstance(error, OSError) and error.errno == errno.EROFS:
         return _read_only(directory)
     text = one_line(error) or type(error).__name__
