@@ -46,9 +46,9 @@ class RefusedLetters:
         """Publishes the rows of ``frame``, unless another driver was first; the numbers of those that are
         published. Raises QueueNotFound, Unroutable.
         """
-        self._engine.logs([self._queue])
         entry, token, staged = self._entry, uuid.uuid4().hex, []
         if frame is not None:
+            self._engine.logs([self._queue])
             header = BranchHeader(token, uuid.uuid4().hex, "publish", {})
             staged.append(self._engine.stage(header, [self._letters(frame, refused)]))
         failpoint.here("rows.staged")
