@@ -217,7 +217,9 @@ class Serve:
         if not ready:
             said = self._process.stderr.read()
             self.close()
-            assert self._process.returncode in (1, 2) and said.count("\n") == 1, said
+            assert (
+                self._process.returncode == (2 if "--handler needs" in said else 1) and said.count("\n") == 1
+            ), said
             raise Refused(said)
         self.url = ready[2].replace("amqp://", "amqp://guest:guest@")
 
