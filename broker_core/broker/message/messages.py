@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from broker_core.broker.message.admission import NO_IDS, Admission
+from broker_core.broker.message.admission import NO_IDS, Admission, Ids
 from broker_core.broker.message.append_many import append_many
 from broker_core.broker.message.dead_letter import DeadLetters, Reason
 from broker_core.broker.message.overflow import Overflow
@@ -81,16 +81,13 @@ class Messages:
         ``publishes`` of messages that some queue refused go to ``rejected``. ``connection`` published them.
         """
         returned: list[Message] = []
-        sequence = change.sequence
-        if not sequence:
-            sequence = change.sequence = self._numbers.next_sequence()
+        change.sequence = change.sequence or self._numbers.next_sequence()
         admission = self.admission
         if len(publishes) > 1 and append_many(admission, change, publishes, now):
             return returned
-        touched, note, caller_removals = self._touched, change.effects.note, removals
+        caller_removals = removals
         for index, publish in enumerate(publishes):
             message, queues, mandatory = publish
-            body, routing_key, exchange, properties = message
             for queue in queues:
                 if queue.deleted:
                     queues = tuple(queue for queue in queues if not queue.deleted)
@@ -107,40 +104,7 @@ class Messages:
                     break
             if not queues:
                 continue
-            written, expires_us = queues[0].written or any(queue.written for queue in queues), NEVER
-            if properties and properties != self._ordinary:
-                try:
-                    if delivery_mode(properties) == TRANSIENT:
-                        written = False
-                    elif not properties[0] & EXPIRATION:
-                        self._ordinary = properties
-                except RemoteProtocolError:
-                    pass  # damaged properties are accepted as they are
-                if properties[0] & EXPIRATION:
-                    expires_us = _mark_timed(queues, properties, now)
-            block = self._blocks.open() if written else self._blocks.transient()
-            row = block.rows
-            routes = b""
-            for queue in queues:
-                offset = queue.log.append_row(block, row)
-                note(PUBLISHED, queue, offset, offset + 1)
-                if ids and queue in ids:
-                    admission.remember(queue, (ids[queue],), offset, now, durable=written)
-                if written and queue.written:
-                    routes += ROUTE.pack(queue.queue_id, offset)
-                if queue.room.sizes is not None:
-                    queue.room.add(offset, len(body))
-                if queue.consumers.publishers is not None and connection is not None:
-                    self._undo.item(queue.consumers.publishers, offset)
-                    queue.consumers.publishers[offset] = connection
-                touched.add(queue)
-            entry = _new(
-                InboxRow,
-                (block.block_id, row, sequence, now, exchange, routing_key, properties, body, routes),
-            )
-            block.add(entry, expires_us)
-            if written:
-                change.rows.append(entry)
+            self._append(change, message, queues, ids, now, connection)
             for queue in queues:
                 if queue.arguments.limited:
                     removals = self.removals(change, now) if removals is None else removals
@@ -148,6 +112,45 @@ class Messages:
         if caller_removals is None and removals:
             self.dead_letter_all(change, removals, now)
         return returned
+
+    def _append(
+        self, change: Change, message: Message, queues: Queues, ids: Ids, now: int, connection: object
+    ) -> None:
+        """Appends a message to its queues: a row of the open block, or of memory."""
+        body, routing_key, exchange, properties = message
+        written, expires_us = queues[0].written or any(queue.written for queue in queues), NEVER
+        if properties and properties != self._ordinary:
+            try:
+                if delivery_mode(properties) == TRANSIENT:
+                    written = False
+                elif not properties[0] & EXPIRATION:
+                    self._ordinary = properties
+            except RemoteProtocolError:
+                pass  # damaged properties are accepted as they are
+            if properties[0] & EXPIRATION:
+                expires_us = _mark_timed(queues, properties, now)
+        block = self._blocks.open() if written else self._blocks.transient()
+        row, routes, note, touched = block.rows, b"", change.effects.note, self._touched
+        for queue in queues:
+            offset = queue.log.append_row(block, row)
+            note(PUBLISHED, queue, offset, offset + 1)
+            if ids and queue in ids:
+                self.admission.remember(queue, (ids[queue],), offset, now, durable=written)
+            if written and queue.written:
+                routes += ROUTE.pack(queue.queue_id, offset)
+            if queue.room.sizes is not None:
+                queue.room.add(offset, len(body))
+            if queue.consumers.publishers is not None and connection is not None:
+                self._undo.item(queue.consumers.publishers, offset)
+                queue.consumers.publishers[offset] = connection
+            touched.add(queue)
+        entry = _new(
+            InboxRow,
+            (block.block_id, row, change.sequence, now, exchange, routing_key, properties, body, routes),
+        )
+        block.add(entry, expires_us)
+        if written:
+            change.rows.append(entry)
 
     # -- others ----------------------------------------------------------------------------------------------
     def persist(self, change: Change, queue: Queue, start: int, end: int) -> None:

@@ -39,13 +39,12 @@ class Consumer:
     ``send`` gets the consumer, the first delivery tag, and the redelivered flags and the messages of
     deliveries with consecutive tags. It sends the first, and more while the consumer is ``writable``, and
     returns how many it has sent; 0 if it cannot, after it has made the consumer not ``writable``. The shell
-    calls ``cancelled`` when the queue is deleted (``Consumers.clear``). A cancelled consumer is not
-    ``active``.
+    calls ``cancelled`` when the queue is deleted (``Consumers.clear``).
     """
 
     __slots__ = (
-        "active", "arguments", "cancelled", "channel", "exclusive", "limited", "no_ack", "no_local",
-        "parked", "prefetch", "priority", "queue", "send", "tag", "unacked", "writable",
+        "arguments", "cancelled", "channel", "exclusive", "limited", "no_ack", "no_local", "parked",
+        "prefetch", "priority", "queue", "send", "tag", "unacked", "writable",
     )  # fmt: skip
 
     def __init__(
@@ -77,8 +76,12 @@ class Consumer:
         self.unacked = 0
         self.limited = True  # by the channel's prefetch
         self.writable = True
-        self.active = True
         self.parked = False  # dispatch found it without credit: the queue is woken when credit returns
+
+    @property
+    def active(self) -> bool:
+        """Returns whether it gets messages: no other one is its queue's single active consumer."""
+        return self.queue.consumers.single_active in (None, self)
 
     @property
     def credit(self) -> int:
@@ -101,9 +104,7 @@ class Consumer:
 
     def end(self, undo: Undo) -> None:
         """Ends the consumer of a deleted queue."""
-        undo.attribute(self, "active")
         undo.item(self.channel.consumers, self.tag)
-        self.active = False
         self.channel.consumers.pop(self.tag, None)
         self.count(undo, -1)
 

@@ -23,7 +23,6 @@ class Member(Protocol):
     priority: int
     exclusive: bool
     no_local: bool
-    active: bool
     parked: bool
 
     @property
@@ -84,14 +83,11 @@ class Consumers(Generic[C]):
         """Removes them in one pass. Their channels keep the deliveries that they hold."""
         undo.attribute(self, "rings")
         undo.attribute(self, "_single")
-        rings = dict(self.rings)
-        for consumer in consumers:
-            undo.attribute(consumer, "active")
-            consumer.active = False
-        for priority in {each.priority for each in consumers}:  # alone: an undo holds each copy
-            rings[priority] = deque(each for each in rings.get(priority, ()) if each.active)
+        rings, gone = dict(self.rings), set(consumers)
+        for priority in {each.priority for each in gone}:  # alone: an undo holds each copy
+            rings[priority] = deque(each for each in rings.get(priority, ()) if each not in gone)
         self.rings = [(priority, ring) for priority, ring in rings.items() if ring]
-        if self._single is not None and not self._single.active:
+        if self._single in gone:
             self._single = next(iter(self), None)
 
     def forget(self, start: int, end: int) -> None:

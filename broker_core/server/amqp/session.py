@@ -106,7 +106,6 @@ class Session:
         self.broker = server.broker
         self.commits = server.commits
         self.state = connection.seen
-        self.rights = connection.rights
         self.look = server.broker.look
         self.channel = Channel(self.state, connection=connection, limits=server.broker.limits)
         holder = channel_holder(connection, number, server.broker.clock())

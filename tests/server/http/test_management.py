@@ -507,6 +507,24 @@ def test_permissions_and_limits_are_those_of_the_virtual_host_of_the_path(world:
     assert api.ask("PUT", "/api/permissions/%2F/nobody", patterns).status == 400
 
 
+@pytest.mark.parametrize("single", [False, True])
+def test_one_consumer_is_the_single_active_one_and_the_others_wait(world: World, single: bool) -> None:
+    channel = world.connection.channel()
+    channel.queue_declare("turns", exclusive=True, arguments={"x-single-active-consumer": single})
+    for tag in ("first", "second", "third"):
+        channel.basic_consume("turns", lambda *_: None, consumer_tag=tag)
+    channel.basic_cancel("first")
+    found = {
+        row["consumer_tag"]: (row["active"], row["activity_status"])
+        for row in world.api.get("/api/consumers")
+        if row["queue"]["name"] == "turns"
+    }
+    second, third = ((True, "single_active"), (False, "waiting")) if single else ((True, "up"),) * 2
+    assert found == {"second": second, "third": third}
+    channel.queue_delete("turns")
+    channel.close()
+
+
 def test_the_names_of_direct_replies_are_in_no_list(world: World) -> None:
     """Who knows one may answer."""
     channel = world.connection.channel()

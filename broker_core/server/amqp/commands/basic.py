@@ -23,16 +23,16 @@ _new = tuple.__new__  # takes a third of the time of a NamedTuple's own
 
 @command
 def publish(session: Session, method: m.BasicPublish, command: Command) -> None:
-    properties, body = command.properties, command.body
+    properties, body, rights = command.properties, command.body, session.connection.rights
     name, routing_key = method.exchange, method.routing_key
     if method.immediate:
         raise NotImplementedFeature("immediate=true")
-    if name not in session.rights.writable:
-        command_permissions.publish(session.rights, session.state.topology, name, routing_key, properties)
+    if name not in rights.writable:
+        command_permissions.publish(rights, session.state.topology, name, routing_key, properties)
     copies = False
     if properties and properties != session.ordinary:
         has_user = properties[1] & USER_ID
-        if has_user and not session.rights.impersonates:
+        if has_user and not rights.impersonates:
             check_user_id(properties, session.connection.user)
         if properties[0] & _REPLY_TO and direct_reply.RAW_NAME in properties:
             properties = direct_reply.addressed(session, properties)
@@ -91,7 +91,7 @@ def publish_many(session: Session, publishes: Publishes) -> bool:
     if (
         not session.ready
         or method.immediate
-        or method.exchange not in session.rights.writable
+        or method.exchange not in session.connection.rights.writable
         or (properties and properties != session.ordinary)
     ):
         return False

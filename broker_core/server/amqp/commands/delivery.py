@@ -50,7 +50,7 @@ def consume(session: Session, method: m.BasicConsume, command: Command) -> None:
         direct_reply.consume(session, method, tag)
         return
     if tag not in session.channel.consumers:  # else it is refused for that
-        command_permissions.read_queue(session.rights, name)
+        command_permissions.read_queue(session.connection.rights, name)
     topology = session.state.topology
     with session.look:
         topology.require_there()
@@ -111,7 +111,7 @@ def cancel(session: Session, method: m.BasicCancel, command: Command) -> None:
 @command
 def get(session: Session, method: m.BasicGet, command: Command) -> None:
     name = session.queue_name(method.queue)
-    command_permissions.read_queue(session.rights, name)
+    command_permissions.read_queue(session.connection.rights, name)
     if name.startswith(transaction_exchange.QUESTIONS):
         get_answer(session, method, name)
         return

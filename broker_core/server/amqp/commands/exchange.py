@@ -21,7 +21,7 @@ from broker_core.server.amqp.session import Session
 def declare(session: Session, method: m.ExchangeDeclare, command: Command) -> None:
     if not method.passive:
         check_type(method.type)
-    name, rights, topology = one_line(method.exchange), session.rights, session.state.topology
+    name, rights, topology = one_line(method.exchange), session.connection.rights, session.state.topology
     if not method.passive:
         command_permissions.declare_exchange(rights, topology, name, method.type, method.arguments)
 
@@ -45,7 +45,7 @@ def declare(session: Session, method: m.ExchangeDeclare, command: Command) -> No
 @command
 def delete(session: Session, method: m.ExchangeDelete, _: Command) -> None:
     name, topology = one_line(method.exchange), session.state.topology
-    command_permissions.delete_exchange(session.rights, name)
+    command_permissions.delete_exchange(session.connection.rights, name)
     reply = None if method.nowait else m.ExchangeDeleteOk()
     work = changes(topology.delete_exchange, name, if_unused=method.if_unused)
     session.submit(method, work, lambda _: reply)
@@ -68,6 +68,6 @@ def _binding(
 ) -> tuple[str, str, str, dict[str, object]]:
     """What ``Topology.bind_exchange`` takes, if it is permitted."""
     destination, source = one_line(method.destination), one_line(method.source)
-    topology = session.state.topology
-    command_permissions.bind(session.rights, topology, "exchange", destination, source, method.routing_key)
+    rights, topology = session.connection.rights, session.state.topology
+    command_permissions.bind(rights, topology, "exchange", destination, source, method.routing_key)
     return destination, source, method.routing_key, dict(method.arguments)

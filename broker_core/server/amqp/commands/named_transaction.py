@@ -46,8 +46,8 @@ def publish_to_transaction(session: Session, method: m.BasicPublish, command: Co
         if channel.confirming:
             session.connection.write(encode_ack(session.number, number, multiple=False))
 
-    actor = actor_of(session.state.users, session.connection.user)
-    work = partial(decide, verb, xid, actor=actor, rights=session.rights, vhost=session.state.vhost)
+    actor, rights = actor_of(session.state.users, session.connection.user), session.connection.rights
+    work = partial(decide, verb, xid, actor=actor, rights=rights, vhost=session.state.vhost)
     session.submit(method, work, decided)
 
 

@@ -28,12 +28,12 @@ def declare(session: Session, method: m.QueueDeclare, command: Command) -> None:
     if name.startswith(direct_reply.NAME):
         direct_reply.declare(session, method, name)
         return
-    if not name and not method.passive:
-        name = f"amq.gen-{secrets.token_urlsafe(16)}"
-    elif not method.passive:
-        check_reserved(name, session.state.topology.queues)
     if not method.passive:
-        command_permissions.declare_queue(session.rights, session.state.topology, name, method.arguments)
+        rights, topology = session.connection.rights, session.state.topology
+        if name:
+            check_reserved(name, topology.queues)
+        name = name or f"amq.gen-{secrets.token_urlsafe(16)}"
+        command_permissions.declare_queue(rights, topology, name, method.arguments)
 
     def work(state: BrokerState, change: Change, now: int) -> tuple[int, int]:
         if method.passive:
@@ -82,14 +82,14 @@ def _binding(
     queue = session.queue_name(one_line(method.queue))
     routing_key = method.routing_key or ("" if method.queue else queue)
     exchange, topology = one_line(method.exchange), session.state.topology
-    command_permissions.bind(session.rights, topology, "queue", queue, exchange, routing_key)
+    command_permissions.bind(session.connection.rights, topology, "queue", queue, exchange, routing_key)
     return queue, exchange, routing_key, dict(method.arguments)
 
 
 @command
 def purge(session: Session, method: m.QueuePurge, command: Command) -> None:
     name = session.queue_name(method.queue)
-    command_permissions.read_queue(session.rights, name)
+    command_permissions.read_queue(session.connection.rights, name)
 
     purge = Purge(session.state.topology, name, session.connection)
     submit_steps(session, method, purge.step, lambda: None if method.nowait else m.QueuePurgeOk(purge.count))
@@ -98,7 +98,7 @@ def purge(session: Session, method: m.QueuePurge, command: Command) -> None:
 @command
 def delete(session: Session, method: m.QueueDelete, command: Command) -> None:
     name, connection = session.queue_name(one_line(method.queue)), session.connection
-    command_permissions.delete_queue(session.rights, name)
+    command_permissions.delete_queue(session.connection.rights, name)
 
     work = changes(
         session.state.topology.delete_queue,

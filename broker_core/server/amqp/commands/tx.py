@@ -75,7 +75,7 @@ def _spilled(
 
 def _submit(session: Session, method: m.TxCommit, transaction: Transaction) -> None:
     """2. commit"""
-    steps, channel, rights = session.broker.channel_commits, session.channel, session.rights
+    steps, channel, rights = session.broker.channel_commits, session.channel, session.connection.rights
     name, user = session.transaction_name, session.connection.user
 
     def commit(_state: BrokerState, change: Change, now: int) -> CommitResult | None:

@@ -36,6 +36,8 @@ _STATS = [
     )
 ]
 _OF_QUEUE = _STATS[:-2]
+# of a consumer, by whether its queue has a single active one, and whether it gets messages
+_ACTIVITY = {(False, True): "up", (True, True): "single_active", (True, False): "waiting"}
 
 
 def stats(counts: Counts, rate: Rate, unacked: int = 0, names: Sequence[tuple[str, str]] = _STATS) -> Row:
@@ -260,7 +262,7 @@ def consumer_rows(
             "queue": {"name": each.queue.name, "vhost": holder.vhost},
             "ack_required": not each.no_ack,
             "active": each.active,
-            "activity_status": "up",
+            "activity_status": _ACTIVITY[each.queue.consumers.single, each.active],
             "exclusive": each.exclusive,
             "prefetch_count": each.prefetch,
             "arguments": dict(each.arguments or {}),
