@@ -287,7 +287,7 @@ class Committer:
             raise self.failure
         changes: list[Change] = []
         state, held_up = self._state, self._held_up
-        with self._lock:  # 1. plan
+        with self.look.turn, self._lock:  # 1. plan
             now_us = max(self._last_us, self._clock() - 1)
             last = time.thread_time() + PLAN_S if held_up or len(group) > 1 else 0.0
             for turn, waiting in enumerate(group):
@@ -320,7 +320,7 @@ class Committer:
         failpoint.here("committer.durable")
         touched = [*state.pending_checks.touched]
         if touched:
-            with self._lock:  # 3. show
+            with self.look.turn, self._lock:  # 3. show
                 state.transactions.publish()
         if touched or state.pending_checks.runnable or state.virtual_hosts.registry.cancelled:
             self.listeners.tell(touched)

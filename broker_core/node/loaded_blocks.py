@@ -36,16 +36,21 @@ NOTHING: Loaded = {}
 class Look:
     """Access to the state without a commit: ``with look as state``. The state does not change meanwhile.
 
-    Only memory may be changed under it: consumers, what a channel holds, what is ready again.
+    Only memory may be changed under it: consumers, what a channel holds, what is ready again. ``turn``: of
+    a commit, from before it waits for the lock. Without it, who looks in a loop has the lock again before the
+    commit is awake, hundreds of times.
     """
 
-    __slots__ = ("_lock", "_state")
+    __slots__ = ("_lock", "_state", "turn")
 
     def __init__(self, state: BrokerState, lock: _thread.LockType) -> None:
         self._state = state
         self._lock = lock
+        self.turn = _thread.allocate_lock()
 
     def __enter__(self) -> BrokerState:
+        with self.turn:
+            pass
         self._lock.acquire()
         return self._state
 

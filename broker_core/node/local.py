@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -53,7 +52,6 @@ logger = logging.getLogger("txmq.broker")
 T = TypeVar("T")
 R = TypeVar("R")
 LOCKED = 10  # queues or exchanges that are read under the lock at once
-PAUSE_S = 0.0001  # for a commit that waits: without it the reader has the lock again before that wakes
 DECIDED = 100  # transactions that are rolled back in one piece
 _leaves_out = threading.Lock()  # what is damaged: one at a time
 
@@ -104,8 +102,6 @@ class LocalBroker(Node):
         """Returns the things as ``show`` shows them, some at a time under the lock."""
         found: list[R] = []
         for start in range(0, len(things), LOCKED):
-            if start:
-                time.sleep(PAUSE_S)
             with self.look:
                 found += map(show, things[start : start + LOCKED])
         return found

@@ -104,6 +104,20 @@ def test_works_for_which_there_is_no_time_left_are_the_first_of_the_next_group(
     broker.close()
 
 
+def test_who_looks_again_at_once_comes_behind_the_commit_that_waits() -> None:
+    broker = LocalBroker(MemoryStore(), upkeep=False)
+    planned: list[int] = []
+    committing = threading.Thread(target=broker.run, args=(lambda _state, _change, now: planned.append(now),))
+    with broker.look:
+        committing.start()
+        wait_until(broker.look.turn.locked, "the commit waits for the lock")
+        assert not planned
+    with broker.look:
+        assert planned
+    committing.join(600)
+    broker.close()
+
+
 def test_one_refused_commit_does_not_fail_its_group() -> None:
     store = GatedStore()
     broker = LocalBroker(store, upkeep=False)
