@@ -315,7 +315,7 @@ BUDGETS = {
     "broker_core": 1_570,
     "broker_core/amqp": 2_771,
     "broker_core/arrow": 872,
-    "broker_core/broker": 13_436,
+    "broker_core/broker": 13_434,
     "broker_core/client": 2_086,
     "broker_core/core": 3_196,
     "broker_core/flight": 512,

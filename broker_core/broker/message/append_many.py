@@ -7,9 +7,8 @@ Invariant: what ``append_many`` does is what ``Messages.enqueue`` would do messa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
-from operator import add
 
 from broker_core.broker.message.admission import Admission
 from broker_core.broker.queue import Queue
@@ -42,15 +41,15 @@ def append_many(admission: Admission, change: Change, publishes: Sequence[Publis
     if block.rows + count > OPEN_ROWS or block.size_bytes + size_bytes >= OPEN_BYTES:
         return False  # an empty body behind those that fill the block would be in the next one
     first_row = block.rows
-    routes: list[bytes] = []
+    columns: list[Iterator[bytes]] = []
     for queue in queues:
         first = queue.log.append_rows(block, first_row, count)
-        packed = map(ROUTE.pack, repeat(queue.queue_id), range(first, first + count))
-        routes = list(map(add, routes, packed) if routes else packed)
+        columns.append(map(ROUTE.pack, repeat(queue.queue_id), range(first, first + count)))
         admission.pending_checks.touched.add(queue)
         change.effects.note(PUBLISHED, queue, first, first + count)
         if queue in ids:
             admission.remember(queue, ids[queue], first, now)
+    routes = map(b"".join, zip(*columns)) if len(columns) > 1 else columns[0]
     block_id, sequence = block.block_id, change.sequence
     rows = [
         _new(InboxRow, (block_id, row, sequence, now, exchange, routing_key, properties, body, route))

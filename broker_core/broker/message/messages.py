@@ -130,24 +130,23 @@ class Messages:
             if properties[0] & EXPIRATION:
                 expires_us = _mark_timed(queues, properties, now)
         block = self._blocks.open() if written else self._blocks.transient()
-        row, routes, note, touched = block.rows, b"", change.effects.note, self._touched
+        row, note, touched = block.rows, change.effects.note, self._touched
+        routes: list[bytes] = []  # put together once: they may be thousands
         for queue in queues:
             offset = queue.log.append_row(block, row)
             note(PUBLISHED, queue, offset, offset + 1)
             if ids and queue in ids:
                 self.admission.remember(queue, (ids[queue],), offset, now, durable=written)
             if written and queue.written:
-                routes += ROUTE.pack(queue.queue_id, offset)
+                routes.append(ROUTE.pack(queue.queue_id, offset))
             if queue.room.sizes is not None:
                 queue.room.add(offset, len(body))
             if queue.consumers.publishers is not None and connection is not None:
                 self._undo.item(queue.consumers.publishers, offset)
                 queue.consumers.publishers[offset] = connection
             touched.add(queue)
-        entry = _new(
-            InboxRow,
-            (block.block_id, row, change.sequence, now, exchange, routing_key, properties, body, routes),
-        )
+        place = block.block_id, row, change.sequence, now
+        entry = _new(InboxRow, (*place, exchange, routing_key, properties, body, b"".join(routes)))
         block.add(entry, expires_us)
         if written:
             change.rows.append(entry)
