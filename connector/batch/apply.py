@@ -77,10 +77,10 @@ class Apply:
         """
         # files tell themselves whether another driver has added them, so the engine need not be asked
         alone = newest is not None and newest.sequence == self._applied + 1
-        if newest is None or not alone or not all(map(target.is_files, newest.to_apply)):
-            entries = engine.unapplied(self._app_id)
-        else:
+        if newest is not None and alone and all(map(target.is_files, newest.to_apply)):
             entries = [newest]
+        else:
+            entries = engine.unapplied(self._app_id)
         for entry in entries:
             tables, functions = _grouped(entry)
             for name in functions:  # fails before the first effect of this batch
@@ -202,22 +202,23 @@ class DecidedBatch:
                     f"{passes[:1].upper()}{passes[1:]}: table {table.name!r} has not taken {what}",
                     target.AGAIN,
                 ) from error
+            what += "; --refused can leave out no other row" if by_row else ""  # the table's own rows decide
             raise NotApplied(
                 f"table {table.name!r} does not take {what}",
-                f"repair the table and start the query again, or {target.UNAPPLIED}",
+                "repair the table and start the query again, or "
+                f"{target.ALL_ROWS if by_row else target.UNAPPLIED}",
             ) from error
 
     def _row_by_row(
         self, spark: SparkSession, table: Table, parts: list[ToApply], once: CommitId, to: str
     ) -> int | None:
         """The operation with the rows that the table takes."""
-        about, schema, tables = parts[0].target, _schema(parts), self.tables
-        changes = target.is_change(parts[0])
+        schema, tables, changes = _schema(parts), self.tables, target.is_change(parts[0])
         if changes and target.change_of(parts[0]).acts_without_rows:
             raise OptionError(
                 f"the {parts[0].kind} of table {table.name!r} deletes rows that its source lacks, so no row "
                 f"of batch {self.entry.sequence} can be left out",
-                target.UNAPPLIED,
+                target.ALL_ROWS,
             )
         try:
             if changes:
@@ -244,7 +245,7 @@ class DecidedBatch:
             )
         failpoint.here("rows.applied")
         if any(map(target.is_files, parts)):
-            self._clear(about["location"], once)
+            self._clear(parts[0].target["location"], once)
         return version
 
     def _change(

@@ -20,10 +20,11 @@ from connector.tables.table import Table
 
 CHANGE = "change"  # a merge, a delete or an overwrite
 CONTEXT = "context"  # of SQL text, from the session that decided
-UNAPPLIED = (
+ALL_ROWS = (
     "stop the query, list the waiting rows with `txmq app unapplied APP`, and write the rows to Parquet "
-    "files with `txmq app skip APP SEQUENCE --to DIR` (with --refused only those that the table refuses)"
+    "files with `txmq app skip APP SEQUENCE --to DIR`"
 )
+UNAPPLIED = f"{ALL_ROWS} (with --refused only those that the table refuses)"
 AGAIN = (
     "start the query again, which applies them once before it continues; a conflict is waited for as long as "
     "conflict_timeout_s of transactional says"

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 GOES_ON = re.compile(
     r"onNewCheckpoint|(new|newest) checkpoint|txmq (app release|app skip|broker salvage)|RESTORE TABLE|resume_from=|(another|new) app_id|another ledger|"
-    r"kafka-(?!topics)\w+\.sh|\{\w*\.?(UNAPPLIED|LOST|AGAIN|_START|_OTHERWISE|_AS_WEIGHT|_AS_HASHED)\}"
+    r"kafka-(?!topics)\w+\.sh|\{[\w. ]*\b(UNAPPLIED|ALL_ROWS|LOST|AGAIN|_START|_OTHERWISE|_AS_WEIGHT|_AS_HASHED)\}"
 )
 ENGINES = (
     "tests/advice/test_engine_advice.py::test_who_does_what_the_error_says_goes_on_with_each_message_once"
@@ -78,7 +78,7 @@ ADVICE: dict[str, str] = {
     "the catalog holds a record that cannot be read": SALVAGED,
     "the catalog {path} is damaged": SALVAGED,
     "see `txmq broker salvage`: {what}": "tests/server/test_skip_damaged.py::test_what_is_damaged_is_left_out_and_the_rest_flows",
-    "does not take {what}": SKIPPED,
+    "does not take {what}": SKIPPED,  # after --refused: test_where_a_row_of_the_table_decides_...
     "the table refuses more than": SKIPPED,
     "cannot be written to {self._path}": SKIPPED,
     "deletes rows that its source lacks": "tests/spark/test_skip_rows.py::test_no_row_of_an_overwrite_is_left_out_because_that_would_delete_what_it_replaces",

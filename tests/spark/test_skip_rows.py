@@ -131,6 +131,41 @@ def test_no_row_of_an_overwrite_is_left_out_because_that_would_delete_what_it_re
     assert not (tmp_path / "skipped").exists()
 
 
+def test_where_a_row_of_the_table_decides_what_it_refuses_all_rows_are_skipped_as_the_error_says(
+    rig: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the given rows alone one violates another constraint: it is left out, and the merge is refused still."""
+    rig.spark.sql("CREATE OR REPLACE TABLE kept_sums (v STRING, n INT) USING delta")
+    rig.spark.sql("INSERT INTO kept_sums VALUES ('a', 30)")
+    rig.declare("in")
+
+    def fn(batch: DataFrame, tx: BatchTransaction) -> None:
+        rows = batch.selectExpr("CAST(body AS STRING) AS v", "1 AS n")
+        tx.merge(rows, "kept_sums", "t.v = s.v", update={"n": "t.n + s.n"}, insert=True)
+
+    def altered(batch: DataFrame, tx: BatchTransaction) -> None:
+        fn(batch, tx)
+        rig.spark.sql("ALTER TABLE kept_sums ADD CONSTRAINT one CHECK (n < 31)")
+        rig.spark.sql("ALTER TABLE kept_sums ADD CONSTRAINT two CHECK (v <> 'c')")
+
+    def skip(*words: str) -> None:
+        assert main(["app", "skip", "--yes", "app", "1", *words, "--url", rig.broker.url]) == 0
+
+    rig.publish("in", *"abc")
+    assert "(with --refused only those" in require_stopped(rig, altered, NotApplied)
+    skip("--refused", "--to", str(tmp_path / "refused"))
+    text = require_stopped(rig, fn, NotApplied)
+    assert "can leave out no other row" in text and text.endswith("`txmq app skip APP SEQUENCE --to DIR`")
+    assert [value for value, _ in refused(tmp_path / "refused")] == ["c"]
+    skip("--to", str(tmp_path / "skipped"))
+    rig.publish("in", "d")
+    run(rig, fn)
+    assert sorted(map(tuple, rig.spark.table("kept_sums").collect())) == [("a", 30), ("d", 1)]
+    (file,) = (tmp_path / "skipped").glob("*.parquet")
+    assert sorted(pq.read_table(file).column("v").to_pylist()) == list("abc")
+    assert rig.broker.engine.unapplied("app") == [] and rig.bodies("in") == []
+
+
 def test_a_table_that_lost_a_column_of_decided_rows_is_to_be_repaired(rig: Any, tmp_path: Path) -> None:
     by_name = "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
     rig.spark.sql(f"CREATE OR REPLACE TABLE kept_lost (v STRING, w STRING) USING delta {by_name}")
