@@ -293,9 +293,8 @@ class Channel:
 
     def _give_back(self, change: Change | None, now_us: int) -> None:
         deliveries = self.unacked
-        self.state.settlement.requeue(
-            ((delivery.queue, delivery.offset) for delivery in deliveries.values()), change, now_us
-        )
+        entries = [(each.queue, each.offset) for each in deliveries.values()]
+        self.state.settlement.requeue(entries, change, now_us)
         undo = self.state.undo
         for name in ("unacked", "_lowest", "consuming"):
             undo.attribute(self, name)

@@ -160,9 +160,8 @@ class Settlement:
         a later commit records it.
         """
         settles = [_new(Settle, (queue, offset, "requeue")) for queue, offset in deliveries]
-        queues: dict[Queue, None] = {}
+        queues, at = dict[Queue, None](), 0
         removals = self._messages.removals(change or Change(), now)
-        at = 0
         while at < len(settles):
             queue = settles[at].queue
             parts, at = _parts(settles, at)
@@ -177,6 +176,8 @@ class Settlement:
             self._messages.dead_letter_all(change, removals, now)
         for queue in queues:
             self._pending_checks.wake(queue)
+            if queue.arguments.limited:  # as in RabbitMQ: what comes back counts again
+                self._pending_checks.obey_soon(queue, now)
             if change is not None and queue.ready.deliveries is not None:
                 queue.record(change)
 

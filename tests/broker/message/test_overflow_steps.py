@@ -45,3 +45,22 @@ def test_many_in_a_step_are_those_that_leave_one_by_one(
     monkeypatch.setattr(overflow, "STEP", 1)
     assert together == list(history(Node(), seed, KINDS[kind]))
     assert any(together)
+
+
+@pytest.mark.parametrize("end", ["close", "recover"])
+def test_what_comes_back_from_a_channel_counts_again_and_the_oldest_leave(node: Node, end: str) -> None:
+    with node.channel() as channel:
+        channel.queue_declare("letters")
+        limits = {"x-max-length": 2, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "letters"}
+        channel.queue_declare("q", arguments=limits)
+        taker = node.channel()
+        for body in (b"0", b"1", b"2", b"3"):
+            channel.publish(body, "", "q")
+            if body < b"2":
+                assert taker.get("q")
+        assert node.browse("q") == [b"0", b"1", b"2", b"3"]  # two of them held
+        taker.close() if end == "close" else taker.recover()
+        node.clock.advance(1)
+        node.broker.upkeep.expire_due()
+        assert node.browse("q") == [b"2", b"3"] and node.browse("letters") == [b"0", b"1"]
+        taker.close()
