@@ -29,8 +29,9 @@ KINDS = {
 }
 OF_PROCESSES = ("memory", "heap", "files", "threads")
 JVM_MB = 40.0  # of memory: a JVM takes what it may have, step by step; ``heap`` is what it needs
+TABLES_MB = 60.0  # of disk: they keep each of some 600,000 rows
 WARM_S = 900.0  # a process loads code, fills caches and reaches the limits of what it keeps
-LEAST_S = 600.0  # of a life after that; shorter ones say nothing about hours
+LEAST_S = 1800.0  # of a life after that; in a shorter one a step is steeper than any leak
 MINUTE_S, HOUR_S = 60.0, 3600.0
 
 
@@ -90,6 +91,8 @@ def too_fast(rows: Sequence[Row], **warm: float) -> list[str]:
         unit, bound = KINDS[kind]
         if kind == "memory" and (name == "kafka" or "driver." in name):
             bound = JVM_MB
+        if (kind, name) == ("disk", "tables"):
+            bound = TABLES_MB
         if slope > bound:
             lines.append(f"{kind} of {name} grows by {slope:.1f} {unit} an hour; its bound is {bound:g}")
     return lines
