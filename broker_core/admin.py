@@ -356,7 +356,7 @@ class PreparedInfo:
     settles: int
     size_bytes: int
     dropped: int = 0  # messages and acks without effect, because their queue was deleted
-    user: str = ""  # who named it; "": the owner of the data directory, or nobody
+    user: str = ""  # who named it, a deleted one with a time; "": the owner of the data directory, or nobody
     to: Mapping[str, int] = field(default_factory=dict)  # messages that it publishes to each queue
     acked: Mapping[str, int] = field(default_factory=dict)  # deliveries of each queue that it settles
     first: tuple[bytes, ...] = ()  # bodies, cut, that the caller may read

@@ -7,11 +7,11 @@ become visible and durable together, or not at all. The committer (``node/commit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from broker_core.broker.access.shares import PREPARED, PREPARED_BYTES
-from broker_core.broker.access.users import disowned_key, is_owned, name_of, payer_of, user_of
+from broker_core.broker.access.users import disowned_key, is_owned, name_of, owner_of, payer_of, user_of
 from broker_core.broker.history.history import CommitHistory
 from broker_core.broker.message.expiry import Expiry
 from broker_core.broker.message.messages import Messages, StoredMessages
@@ -292,26 +292,15 @@ class Prepared:
             self._keep(other, transaction, since_us, vhost)
             change.drop(PreparedRecord, (key,))
             change.put(transaction.record(since_us, vhost))
-        for key in list(self._names.heuristics.keys_of.get(user, ())):
-            self._names.forget(change, key)
-
-    def of(self, xid: str, virtual_hosts: Collection[str], user: str | None) -> list[str]:
-        """Returns the keys of those that are prepared with this name, in these virtual hosts. ``user`` None:
-        of all users.
-        """
-        return [
-            key
-            for key, vhost in self.vhosts.items()
-            if name_of(key) == xid and vhost in virtual_hosts and user in (None, user_of(key))
-        ]
+        self._names.forget_user(change, user)
 
     def all_of(self, vhost: str, user: str, *, disowned: bool) -> list[str]:
         """Returns the keys of what the user has prepared in a virtual host, oldest first. ``disowned``: also
         what a deleted user of this name has.
         """
         keys = [*self.keys_of.get(user, ())]
-        if disowned:
-            keys += [key for key in self.keys_of.get("", ()) if user_of(key) == user and user]
+        if disowned and user:
+            keys += [key for key in self.keys_of.get("", ()) if user in (user_of(key), owner_of(key))]
         return sorted((key for key in keys if self.vhosts[key] == vhost), key=self.since_us.__getitem__)
 
     def _keep(self, key: str, transaction: Transaction, since_us: int, vhost: str) -> None:

@@ -7,11 +7,12 @@ that of another user where the caller has one too. Its owner is asked again for 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 from broker_core.broker.access.rights import OWNER, Actor, Rights
-from broker_core.broker.access.users import is_owned, name_of, user_of
+from broker_core.broker.access.users import is_owned, keys_in, name_of, owner_of, user_of
 from broker_core.broker.broker import BrokerState
 from broker_core.broker.command_permissions import publish_again
 from broker_core.core.change import Change
@@ -52,10 +53,9 @@ def decide(
     by_hand = _is_heuristic(state, key, actor, by_hand)
     dropped = 0
     if verb == "commit":
-        if prepared is not None and rights is not None and not actor.operates:
+        if prepared is not None and rights is not None and not (actor.operates or rights.holds(None)):
             seen = state.of(state.prepared.vhosts[key])
-            if not rights.holds(None):
-                publish_again(rights, seen.topology, prepared, state.blocks)
+            publish_again(rights, seen.topology, prepared, state.blocks)
         dropped = state.prepared.commit(change, key, now_us, by_hand).dropped
     elif verb == "rollback":
         state.prepared.rollback(change, key, now_us, by_hand)
@@ -99,16 +99,17 @@ def _require_operator(actor: Actor, of: str | None) -> None:
 
 
 def _key_of(xid: str, state: BrokerState, actor: Actor, of: str | None, vhosts: Collection[str]) -> str:
-    """Returns the key of the transaction that the caller means."""
+    """Returns the key of what the caller means: what is prepared comes before what has ended."""
     _require_operator(actor, of)
     keys = [state.names.key(vhost, xid, actor.user if of is None else of) for vhost in vhosts]
     found = [key for key in keys if key in state.prepared.by_key]
-    if not found and not any(map(state.names.knows, keys)) and actor.operates:
-        found = state.prepared.of(xid, vhosts, of) or _ended(xid, state, of, vhosts)
+    ended = list(filter(state.names.has_outcome, keys))
+    prepared = partial(_with_name, xid, state.prepared.by_key, of)
+    if not found and actor.operates and (of is not None or not ended):
+        found = prepared(vhosts) or ended[:1] or _with_name(xid, state.names.ended(), of, vhosts)
     if len(found) > 1:
         raise _several(xid, state, found)
-    ended = list(filter(state.names.has_outcome, keys))
-    if not found and not ended and actor.operates and state.prepared.of(xid, state.virtual_hosts.by_name, of):
+    if not found and not ended and actor.operates and prepared(state.virtual_hosts.by_name):
         raise UnknownTransaction(
             f"no transaction of vhost '{next(iter(vhosts))}' has the xid '{xid}'",
             "connect to the virtual host where it was prepared",
@@ -116,12 +117,11 @@ def _key_of(xid: str, state: BrokerState, actor: Actor, of: str | None, vhosts: 
     return next(iter(found or ended or keys))
 
 
-def _ended(xid: str, state: BrokerState, of: str | None, vhosts: Collection[str]) -> list[str]:
-    """Returns the key of one that has ended, for a repeated decision for another user."""
-    names = state.names
-    users = {user_of(key) for key in names.ended() if name_of(key) == xid} if of is None else {of}
-    keys = (names.key(vhost, xid, user) for vhost in vhosts for user in users if user is not None)
-    return list(filter(names.has_outcome, keys))
+def _with_name(xid: str, keys: Iterable[str], of: str | None, vhosts: Iterable[str]) -> list[str]:
+    """Returns those of users that have this name in these virtual hosts; ``of`` None: of all users."""
+    owned = ((key, user_of(key)) for key in keys if name_of(key) == xid)
+    found = [key for key, user in owned if user is not None and of in (None, user)]
+    return [key for vhost in vhosts for key in keys_in(vhost, found)]
 
 
 def _several(xid: str, state: BrokerState, found: list[str]) -> TransactionState:
@@ -129,5 +129,5 @@ def _several(xid: str, state: BrokerState, found: list[str]) -> TransactionState
     if len(vhosts) > 1:
         text = f"transactions of the vhosts {', '.join(vhosts)} have the xid '{xid}'"
         return TransactionState(text, "name the virtual host")
-    users = ", ".join(sorted(f"'{user_of(key) or ''}'" for key in found))
+    users = ", ".join(sorted(f"'{owner_of(key) or ''}'" for key in found))
     return TransactionState(f"transactions of the users {users} have the xid '{xid}'", "name the user: --of")

@@ -256,9 +256,7 @@ class LocalBroker(Node):
         def work(state: BrokerState, _change: Change, _now: int) -> str:
             vhosts = state.virtual_hosts.by_name if vhost is None else [vhost]
             keys = [state.names.key(each, xid, of) for each in vhosts]
-            found = [key for key in keys if key in state.prepared.by_key] or list(
-                filter(state.names.knows, keys)
-            )
+            found = sorted(filter(state.names.knows, keys), key=lambda key: key not in state.prepared.by_key)
             return state.names.outcome((found or keys)[0], since_us)
 
         return self.run(work)

@@ -9,7 +9,7 @@ Ids that a caller makes:
 Keys of transactions, which are a kind, a virtual host, a user and a name, as one text:
 
     xid@%2F@ann:order-7         a user's xid or commit token, in its virtual host
-    xid@%2F@ann@17000000:order-7    the same, prepared at that time by an ann who was deleted
+    xid@%2F@ann@17000000:order-7    the same, prepared at that time by an ann who was deleted: ann:17000000
     write@%2F@ann:TOKEN         a batch write of a user, in its virtual host
 
 Not here: passwords (``password.py``), logins (``server/access``), what a permission means
@@ -305,8 +305,8 @@ def user_in(own: str) -> str:
 
 # -- keys of transactions ------------------------------------------------------------------------------------
 def transaction_key(vhost: str, user: str, name: str) -> str:
-    """``user``: "" for the owner of the data directory."""
-    return f"{_XID}{_quoted(vhost)}@{_quoted(user)}:{name}"
+    """``user``: as ``owner_of`` returns it; "" for the owner of the data directory."""
+    return f"{_XID}{_quoted(vhost)}@{quote(user, safe=':').replace(':', '@')}:{name}"
 
 
 def disowned_key(key: str, time_us: int) -> str:
@@ -327,10 +327,15 @@ def name_of(key: str) -> str:
     return key.partition(":")[2] if key.startswith(_XID) else key
 
 
-def user_of(key: str) -> str | None:
-    """Returns whose a user's transaction is; None: nobody's. Of a deleted user: its name."""
+def owner_of(key: str) -> str | None:
+    """Returns whose a user's transaction is; None: nobody's. Of a deleted one: ``ann:17000000``."""
     parts = key.partition(":")[0].split("@")
-    return unquote(parts[2]) if key.startswith(_XID) and len(parts) > 2 else None
+    return ":".join(map(unquote, parts[2:])) if key.startswith(_XID) and len(parts) > 2 else None
+
+
+def user_of(key: str) -> str | None:
+    """Returns the name alone, also of a deleted user."""
+    return (owner := owner_of(key)) and owner.partition(":")[0]
 
 
 def payer_of(key: str) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import chain
 
 from broker_core.broker.access.shares import Shares
-from broker_core.broker.access.users import DEFAULT_USER, Users, keys_in, name_of, transaction_key
+from broker_core.broker.access.users import DEFAULT_USER, Users, is_owned, keys_in, name_of, transaction_key
 from broker_core.broker.transaction.heuristics import Heuristics
-from broker_core.broker.transaction.outcomes import Outcomes
+from broker_core.broker.transaction.outcomes import NAMES, Outcomes
 from broker_core.broker.transaction.transaction import MessageTransactions, Transaction
 from broker_core.core.change import Change
 from broker_core.core.errors import HeuristicOutcome, TransactionState, UnknownTransaction
@@ -109,10 +109,18 @@ class TransactionNames:
 
     def forget_vhost(self, change: Change, vhost: str) -> None:
         """What ended in an earlier virtual host of this name did not end in the one that is made now."""
-        for key in keys_in(vhost, self.heuristics.by_key):
+        self._drop(change, keys_in(vhost, self.ended()))
+
+    def forget_user(self, change: Change, user: str) -> None:
+        """What a deleted user has ended did not end for a later user of its name."""
+        keys = [*self.heuristics.keys_of.get(user, ()), *self.outcomes.keys_of.get((NAMES, user), ())]
+        self._drop(change, list(filter(is_owned, keys)))
+
+    def _drop(self, change: Change, keys: list[str]) -> None:
+        for key in filter(self.heuristics.by_key.__contains__, keys):
             self.forget(change, key)
-        if ended := keys_in(vhost, self.outcomes):
-            self.outcomes.drop(change, ended)
+        if keys:
+            self.outcomes.drop(change, filter(self.outcomes.__contains__, keys))
 
     def forget(self, change: Change, key: str) -> None:
         """Its outcome is as any other, if it was heuristic. Raises TransactionState (prepared),

@@ -60,7 +60,7 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         self.limits = OutcomeLimits()
         self.channels: OrderedDict[str, ChannelCommitRecord] = OrderedDict()
         self.horizons: dict[str, int] = {}  # by kind, and by kind and user
-        self._of_user: dict[Payer, OrderedDict[str, None]] = {}  # keys, oldest first
+        self.keys_of: dict[Payer, OrderedDict[str, None]] = {}  # keys, oldest first
         self._undo, self._shares = undo, shares
 
     def restore(
@@ -77,10 +77,10 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         self._index()
 
     def _index(self) -> None:
-        self._of_user.clear()
+        self.keys_of.clear()
         for table in (self, self.channels):
             for key, record in table.items():
-                self._of_user.setdefault(_payer(record), OrderedDict())[key] = None
+                self.keys_of.setdefault(_payer(record), OrderedDict())[key] = None
 
     def remember(self, change: Change, record: OutcomeRecord) -> None:
         """Records how a named transaction ended."""
@@ -92,7 +92,7 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
 
     def _remember(self, change: Change, table: OrderedDict[str, R], key: str, record: R) -> None:
         payer = kind, user = _payer(record)
-        mine = self._of_user.setdefault(payer, OrderedDict())
+        mine = self.keys_of.setdefault(payer, OrderedDict())
         self._undo.item(table, key)
         self._undo.item(mine, key)
         table[key], mine[key] = record, None
@@ -156,10 +156,10 @@ class Outcomes(OrderedDict[str, OutcomeRecord]):
         self._undo.append((_put_first, table, gone))
         for record in gone:
             key, payer = _key(record), _payer(record)
-            mine = self._of_user[payer]
+            mine = self.keys_of[payer]
             del table[key], mine[key]
             if not mine:
-                del self._of_user[payer]
+                del self.keys_of[payer]
             change.drop(type(record), record.key)
         self._undo.item(self.horizons, kind)
         self.horizons[kind] = max(self.horizons.get(kind, 0), *(record.decided_at for record in gone))

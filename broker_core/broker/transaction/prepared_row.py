@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from broker_core.admin import PreparedInfo
-from broker_core.broker.access.users import name_of, user_of
+from broker_core.broker.access.users import name_of, owner_of
 from broker_core.broker.transaction.transaction import Transaction
 
 BODIES, BODY_BYTES = 3, 200
@@ -36,7 +36,7 @@ def prepared_row(
         len(transaction.settles),
         transaction.size_bytes,
         transaction.dropped,
-        user_of(key) or "",
+        owner_of(key) or "",
         dict(to.most_common(QUEUES)),
         dict(Counter(each.queue.name for each in transaction.settles).most_common(QUEUES)),
         tuple(islice(_bodies(transaction, reads), BODIES)) if reads is not None else (),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -214,13 +215,93 @@ def test_a_later_user_of_the_name_does_not_decide_for_one_that_was_deleted(
     broker.close()
     with Broker.open(tmp_path / "data") as again:
         found = again.prepared()
-        assert [(info.xid, info.user) for info in found] == [("order-7", ANN)] * 2
+        assert [info.xid for info in found] == ["order-7"] * 2
+        deleted = found[0].user
+        assert re.fullmatch(r"ann:\d+", deleted) and found[1].user == ANN
         with BrokerClient(again.url, credentials=Credentials(user=ANN, password=PASSWORD)) as another:
             another.commit("order-7")
         assert messages(again) == 1
-        again.commit("order-7", of=ANN)  # hers has ended: this is a repetition
-        (left,) = again.prepared()
-        assert left.user == ANN and messages(again) == 1
+        for _ in range(2):
+            again.commit("order-7", of=ANN)  # hers has ended: what the deleted one has prepared is meant
+            assert again.prepared() == [] and messages(again) == 2
+            again.commit("order-7", of=deleted)  # a repetition
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_the_error_for_users_of_one_name_says_what_selects_each(
+    broker: Broker, of: Of, tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ("--data", str(tmp_path / "data"))
+    for body in (b"1", b"2", b"3"):
+        with BrokerClient(broker.url, credentials=Credentials(user=ANN, password=PASSWORD)) as ann:
+            prepare(ann, "order-7", body)
+        if body != b"3":
+            broker.accounts.delete_user(ANN)
+            add(broker, ANN, [])
+    decide = getattr(of(OLGA), verb)
+    decide("order-7", of=ANN)  # the only one of this name that is not deleted
+    first, second = of(OLGA).prepared()
+    assert first.first == (b"1",) and second.first == (b"2",)
+    decided = 1 if verb == "commit" else 0
+    assert messages(broker) == decided
+    assert main(["tx", verb, "order-7", "--of", ANN, "--yes", *data]) != 0
+    error = capsys.readouterr().err
+    assert "have the xid 'order-7': name the user: --of" in error
+    assert re.findall("'(ann:.*?)'", error) == [first.user, second.user]
+    assert main(["tx", verb, "order-7", "--of", second.user, "--yes", *data]) == 0
+    assert [info.first for info in of(OLGA).prepared()] == [(b"1",)]
+    assert broker.outcome("order-7", of=second.user) == ("committed" if decided else "rolled_back")
+    for _ in range(2):
+        decide("order-7", of=first.user)
+        assert of(OLGA).prepared() == [] and messages(broker) == 3 * decided
+    with amqp(broker, ANN) as peer:  # she hears of hers alone
+        assert said(peer, verb, "order-7")[0] == 406
+
+
+def test_all_of_the_owner_that_the_list_shows_is_one_transaction_where_the_user_is_deleted(
+    broker: Broker,
+) -> None:
+    for _ in range(2):
+        with BrokerClient(broker.url, credentials=Credentials(user=ANN, password=PASSWORD)) as ann:
+            prepare(ann, "order-7")
+            prepare(ann, "order-8")
+        broker.accounts.delete_user(ANN)
+        add(broker, ANN, [])
+    first, *others = broker.prepared()
+    assert broker.engine.local.rollback_all(of=first.user) == 1
+    assert [info.user for info in broker.prepared()] == [info.user for info in others]
+    assert broker.engine.local.rollback_all(of=ANN) == 3
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_later_user_of_the_name_neither_sees_nor_misses_the_tokens_of_one_that_was_deleted(
+    tmp_path: Path, broker: Broker, of: Of, restart: bool
+) -> None:
+    def pay(client: BrokerClient, token: str) -> None:
+        with client.channel() as channel:
+            channel.tx_select()
+            channel.publish(b"paid", routing_key="q")
+            channel.tx_commit(token)
+
+    for user in (ANN, MALLORY):
+        pay(of(user), "payment-7")
+    prepare(of(ANN), "payment-8")
+    of(OLGA).commit("payment-8", of=ANN)  # by hand
+    broker.accounts.delete_user(ANN)
+    add(broker, ANN, [])
+    with contextlib.ExitStack() as stack:
+        if restart:
+            broker.close()
+            broker = stack.enter_context(Broker.open(tmp_path / "data", amqp=["127.0.0.1:0"]))
+        login = Credentials(user=ANN, password=PASSWORD)
+        ann = stack.enter_context(BrokerClient(broker.url, credentials=login))
+        for token in ("payment-7", "payment-8"):
+            with amqp(broker, ANN) as peer:
+                assert peer.get(1, f"{NAMED}.{token}") is None
+            assert not ann.committed(token)
+            pay(ann, token)
+            assert ann.committed(token)
+        assert messages(broker) == 5 and broker.outcome("payment-7", of=MALLORY) == "committed"
 
 
 def test_who_recovers_finds_its_own_transactions_and_an_operator_those_that_it_asks_for(
