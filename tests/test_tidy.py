@@ -328,7 +328,7 @@ BUDGETS = {
     "broker_core/store": 4_134,
     "connector": 1_580,
     "connector/batch": 1_932,
-    "connector/delta": 3_571,
+    "connector/delta": 3_569,
     "connector/ledger": 739,
     "connector/reject": 689,
     "connector/stream": 1_510,

@@ -219,6 +219,26 @@ REFUSED: dict[str, tuple[Callable[[DataFrame, BatchTransaction, str], None], str
         lambda given, tx, table: tx.merge(given, table, "t.id = s.id", update={"n": "array(s.n)"}),
         "Delta would refuse it",
     ),
+    "condition over s": (
+        lambda given, tx, table: tx.merge(
+            given.withColumn("gone", given.gone.cast("int")), table, "t.id = s.id", delete="s.gone"
+        ),
+        'requires the "BOOLEAN" type, however "gone" has the type "INT"',
+    ),
+    "condition over t": (
+        lambda given, tx, table: tx.merge(
+            given, table, "t.id = s.id", clauses=[When.not_matched_by_source("t.n").delete()]
+        ),
+        'requires the "BOOLEAN" type, however "n" has the type "INT"',
+    ),
+    "on text": (
+        lambda given, tx, table: tx.merge(given, table, "concat(t.id, s.id)", update=True),
+        'requires the "BOOLEAN" type, however "concat(id, id)" has the type "STRING"',
+    ),
+    "on null": (
+        lambda given, tx, table: tx.merge(given, table, "null -- of no type", update=True),
+        'requires the "BOOLEAN" type, however "NULL" has the type "VOID"',
+    ),
     "adds columns": (
         lambda given, tx, table: tx.merge(
             given.selectExpr("*", "1 AS m"), table, "t.id = s.id", insert={"m": "s.m"}

@@ -30,6 +30,7 @@ from connector.stream.staging import no_rows
 from connector.tables.change import Change, Merge, Overwrite
 from connector.tables.table import Table, in_sql
 from connector.tables.table_format import CheckResult, Writing
+from connector.tables.when import enclosed
 
 T = TypeVar("T")
 
@@ -100,12 +101,18 @@ def analyse(spark: SparkSession, table: Table, schema: StructType, merge: Merge)
     """
     view = f"txmq_{uuid.uuid4().hex}"
     no_rows(spark, schema).createOrReplaceTempView(view)
+    clauses = tuple(replace(clause, condition=_boolean(clause.condition)) for clause in merge.clauses)
+    strict = replace(merge, on=_boolean(merge.on), clauses=clauses)
     try:
-        explained = spark.sql(f"EXPLAIN {merge.sql(in_sql(table.name), view)}").collect()
+        explained = spark.sql(f"EXPLAIN {strict.sql(in_sql(table.name), view)}").collect()
     except Exception as error:
         raise refused(table.name, error, view) from error
     plan = "\n".join(str(row[0]) for row in explained)
     if _FAILED in plan:
         raise refused(table.name, ValueError(plan.partition(_FAILED)[2].strip(" :\n")), view)
-    evolves = merge.evolves or merges_schema(spark, {})
-    return rehearse_merge(spark, table, merge, view) if evolves else None
+    return rehearse_merge(spark, table, merge, view) if merge.evolves or merges_schema(spark, {}) else None
+
+
+def _boolean(condition: str) -> str:
+    """The condition, of which Spark's analysis refuses another type; in a MERGE, only its execution does."""
+    return f"CASE WHEN {enclosed(condition)} THEN true END" if condition else ""

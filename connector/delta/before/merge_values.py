@@ -120,10 +120,9 @@ _FOLLOWS = "spark.databricks.delta.updateAndMergeCastingFollowsAnsiEnabledFlag"
 def _cast_of(spark: SparkSession) -> str:
     """The function that casts as Delta will: ``try_cast`` where it fails for a value that does not fit."""
     ansi = str(spark.conf.get("spark.sql.ansi.enabled", "true")).lower() == "true"
-    if str(spark.conf.get(_FOLLOWS, "false")).lower() == "true":
-        strict = ansi
-    else:
-        strict = str(spark.conf.get("spark.sql.storeAssignmentPolicy", "ANSI")).upper() != "LEGACY"
+    follows = str(spark.conf.get(_FOLLOWS, "false")).lower() == "true"
+    policy = str(spark.conf.get("spark.sql.storeAssignmentPolicy", "ANSI")).upper()
+    strict = ansi if follows else policy != "LEGACY"
     # under ANSI mode, no text is a cast that does not fail: then only what both casts take is taken
     return "try_cast" if strict or ansi else "CAST"
 
@@ -143,9 +142,7 @@ class _Casts:
     ) -> tuple[dict[str, tuple[str, DataType]], tuple[RowCheck, ...]]:
         """The columns whose values are known from the row, with SQL and type; what is asked of the row."""
         plain = clause.values is None
-        assigned = clause.values
-        if assigned is None:
-            assigned = {name: f"{SOURCE}.{quoted(name)}" for name in schema.names}
+        assigned = clause.values or {name: f"{SOURCE}.{quoted(name)}" for name in schema.names}
         values: dict[str, tuple[str, DataType]] = {}
         checks: list[RowCheck] = []
         for name, sql in assigned.items():
@@ -184,15 +181,14 @@ class _Casts:
 
 def _column(there: StructType, names: list[str]) -> tuple[bool, StructField] | None:
     """(whether it is within another one, the column) of a name or a path."""
-    found: StructField | None = None
+    found = StructField("", there)
     for name in names:
-        fields: DataType = there if found is None else found.dataType
-        if not isinstance(fields, StructType):
+        fields = found.dataType if isinstance(found.dataType, StructType) else StructType()
+        same = [each for each in fields if each.name.lower() == name.lower()]
+        if not same:
             return None
-        found = next((each for each in fields if each.name.lower() == name.lower()), None)
-        if found is None:
-            return None
-    return None if found is None else (len(names) > 1, found)
+        found = same[0]
+    return len(names) > 1, found
 
 
 _INTEGERS = {"byte", "short", "integer", "long", "tinyint", "smallint", "int", "bigint"}
@@ -203,17 +199,12 @@ def _fit(table: Table, clause: Clause, target: Shape, values: Mapping[str, tuple
         clause.action == "insert" and (clause.values is None or len(values) == len(clause.values))
     )
     if not whole:  # CHECKs and generated columns need the others
-        columns = [
-            StructField(
-                column.name,
-                column.dataType,
-                column.nullable,
-                {key: value for key, value in column.metadata.items() if "generation" not in key},
-            )
-            for column in target.schema
-            if column.name in values
-        ]
-        target = Shape(StructType(columns), directories=target.directories)
+        columns = StructType()
+        for column in target.schema:
+            if column.name in values:
+                metadata = {key: value for key, value in column.metadata.items() if "generation" not in key}
+                columns.add(column.name, column.dataType, column.nullable, metadata)
+        target = Shape(columns, directories=target.directories)
     schema = StructType([StructField(name, kind) for name, (_, kind) in values.items()])
     found = fit(table.name, schema, target, (), merges=True)
     narrow = tuple(
