@@ -22,7 +22,7 @@ CHANGE = "change"  # a merge, a delete or an overwrite
 CONTEXT = "context"  # of SQL text, from the session that decided
 ALL_ROWS = (
     "stop the query, list the waiting rows with `txmq app unapplied APP`, and write the rows to Parquet "
-    "files with `txmq app skip APP SEQUENCE --to DIR`"
+    "files with `txmq app skip APP SEQUENCE --to DIR --table TABLE`"
 )
 UNAPPLIED = f"{ALL_ROWS} (with --refused only those that the table refuses)"
 AGAIN = (
@@ -31,7 +31,7 @@ AGAIN = (
 )
 LOST = (
     "put them back and start the query again, or give them up: stop the query, and `txmq app skip APP "
-    "SEQUENCE --to DIR --lost`"
+    "SEQUENCE --to DIR --table TABLE --lost`"
 )
 
 

@@ -155,9 +155,11 @@ def test_where_a_row_of_the_table_decides_what_it_refuses_all_rows_are_skipped_a
     assert "(with --refused only those" in require_stopped(rig, altered, NotApplied)
     skip("--refused", "--to", str(tmp_path / "refused"))
     text = require_stopped(rig, fn, NotApplied)
-    assert "can leave out no other row" in text and text.endswith("`txmq app skip APP SEQUENCE --to DIR`")
+    assert "can leave out no other row" in text and text.endswith(
+        "`txmq app skip APP SEQUENCE --to DIR --table TABLE`"
+    )
     assert [value for value, _ in refused(tmp_path / "refused")] == ["c"]
-    skip("--to", str(tmp_path / "skipped"))
+    skip("--to", str(tmp_path / "skipped"), "--table", "spark_catalog.default.kept_sums")
     rig.publish("in", "d")
     run(rig, fn)
     assert sorted(map(tuple, rig.spark.table("kept_sums").collect())) == [("a", 30), ("d", 1)]
