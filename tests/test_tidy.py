@@ -322,7 +322,7 @@ BUDGETS = {
     "broker_core/kafka": 9_777,
     "broker_core/message": 1_930,
     "broker_core/micro_batch": 2_170,
-    "broker_core/node": 3_745,
+    "broker_core/node": 3_747,
     "broker_core/routing": 2_583,
     "broker_core/server": 15_143,
     "broker_core/store": 4_134,
