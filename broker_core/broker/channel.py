@@ -293,7 +293,7 @@ class Channel:
 
     def _give_back(self, change: Change | None, now_us: int) -> None:
         deliveries = self.unacked
-        entries = [(each.queue, each.offset) for each in deliveries.values()]
+        entries = ((each.queue, each.offset) for each in deliveries.values())
         self.state.settlement.requeue(entries, change, now_us)
         undo = self.state.undo
         for name in ("unacked", "_lowest", "consuming"):
